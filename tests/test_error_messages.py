@@ -341,11 +341,12 @@ def _dump_path(_: Path) -> None:
 
 @entry(
     PlanError,
-    "continuous_value_model: use_cvm is True, but rows of tables here do not begin with their shows and clicks. Write "
-    "use_cvm=False, and entry=ShowClickEntry(show, click) in the lookup to count them",
+    "continuous_value_model: cvm has shape [-1, 1], should be [examples, 2 or more]",
 )
 def _click_layer(_: Path) -> None:
-    paddle.static.nn.continuous_value_model(None, None, use_cvm=True)
+    with paddle.static.program_guard(paddle.static.Program()):
+        rows, cvm = paddle.static.data("rows", [-1, 4]), paddle.static.data("cvm", [-1, 1])
+        paddle.static.nn.continuous_value_model(rows, cvm, use_cvm=True)
 
 
 @entry(

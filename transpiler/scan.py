@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -20,6 +21,9 @@ from .sparse_parameter import padding_of, parameter_of
 _SAME_VALUES = frozenset(
     f"pd_op.{name}" for name in ("reshape", "squeeze", "unsqueeze", "flatten", "cast", "assign", "share_data_")
 )
+
+SHOW_CLICK = "fleet_sparse_show_click"
+"""Attribute of an op that reads rows whose first two values are shows and clicks."""
 
 _INTEGERS = (paddle.int64, paddle.int32)
 _NO_TABLES: Mapping[str, EmbeddingSpec] = MappingProxyType({})
@@ -67,6 +71,8 @@ def scan(program: pir.Program, tables: Mapping[str, EmbeddingSpec] = _NO_TABLES)
     block = program.global_block()
     order = {op.id(): position for position, op in enumerate(block.ops)}
     lookups = list(_lookups(block, (), tables))
+    counted = _with_show_click(block, order, lookups)
+    lookups = [(op, _counting(spec, counted), path) for op, spec, path in lookups]
     number_of = {op.id(): number for number, (op, _, _) in enumerate(lookups)}
     sites = []
     for number, (op, spec, path) in enumerate(lookups):
@@ -126,6 +132,30 @@ def _lookups(
             yield op, SiteSpec(tables[name], padding_of(op)), path
         for inner in op.blocks():
             yield from _lookups(inner, (*path, str(op.name())), tables)
+
+
+def _with_show_click(
+    block: pir.Block, order: dict[int, int], lookups: Sequence[tuple[pir.Operation, SiteSpec, tuple[str, ...]]]
+) -> set[str]:
+    """Names of the tables whose rows an op with `SHOW_CLICK` reads, perhaps pooled."""
+    marked = [op for op in block.ops if op.has_attr(SHOW_CLICK)]
+    if not marked:
+        return set()
+    widths = {op.id(): op.operand_source(0).shape[-1] for op in marked}
+    table_of = {op.id(): spec.embedding for op, spec, _ in lookups}
+    names = set()
+    for op in marked:
+        for producer in _producers(op, order):
+            embedding = table_of.get(producer.id())
+            if embedding is not None and embedding.dim == widths[op.id()]:
+                names.add(embedding.name)
+    return names
+
+
+def _counting(spec: SiteSpec, names: set[str]) -> SiteSpec:
+    if spec.embedding.name not in names:
+        return spec
+    return spec._replace(embedding=dataclasses.replace(spec.embedding, has_show_click=True))
 
 
 def _inputs_of(ids: pir.Value) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from .table_spec import TableSpec
 NUM_EXAMPLES = 5
 """Largest number of removed ids that a report names for each table and criterion."""
 
-UNSEEN_DAYS, MIN_NORM, MIN_SCORE = "unseen_days", "min_norm", "min_score"
+UNSEEN_DAYS, MIN_NORM, MIN_SCORE, HOTTEST = "unseen_days", "min_norm", "min_score", "hottest"
 
 
 class Judged(NamedTuple):
@@ -30,6 +30,8 @@ class Judged(NamedTuple):
     """`(n, dim)`."""
     columns: Mapping[str, NDArray[Any]]
     """The other columns of the rows, as far as the table has them."""
+    least_shows: float = 0.0
+    """Shows of a row that is among the hottest ones of the store."""
 
 
 def _are_unseen(judged: Judged, max_days: float) -> NDArray[np.bool_]:
@@ -64,6 +66,23 @@ def _are_low(judged: Judged, score: float) -> NDArray[np.bool_]:
     return goes
 
 
+def _are_not_hottest(judged: Judged, share: float) -> NDArray[np.bool_]:
+    """Rows of a table without shows stay."""
+    if SHOW not in judged.columns:
+        return np.zeros(len(judged.rows), np.bool_)
+    goes: NDArray[np.bool_] = judged.columns[SHOW] < judged.least_shows
+    return goes
+
+
+def least_shows(criteria: Sequence[Criterion], shows: NDArray[np.float32] | None) -> float:
+    """Returns the fewest shows of the rows that `HOTTEST` keeps of a store with these; 0 without the criterion."""
+    shares = [value for name, value in criteria if name == HOTTEST]
+    if not shares or shows is None or not len(shows):
+        return 0.0
+    num_kept = max(math.ceil(min(shares) * len(shows)), 1)
+    return float(np.partition(shows, len(shows) - num_kept)[len(shows) - num_kept])
+
+
 class _Kind(NamedTuple):
     selects: Callable[[Judged, float], NDArray[np.bool_]]
     text: str
@@ -73,6 +92,7 @@ _KINDS = {
     UNSEEN_DAYS: _Kind(_are_unseen, "unseen for more than {:g} days"),
     MIN_NORM: _Kind(_are_small, "norm below {:g}"),
     MIN_SCORE: _Kind(_are_low, "score below {:g}"),
+    HOTTEST: _Kind(_are_not_hottest, "not in the share {:g} with the most shows"),
 }
 
 
@@ -80,7 +100,7 @@ class Criterion(NamedTuple):
     """A condition under which rows are removed; `checked` finds it valid."""
 
     name: str
-    """`UNSEEN_DAYS`, `MIN_NORM` or `MIN_SCORE`."""
+    """`UNSEEN_DAYS`, `MIN_NORM`, `MIN_SCORE` or `HOTTEST`, whose value is a share of the rows."""
     value: float
 
     def __str__(self) -> str:
@@ -111,6 +131,8 @@ def checked(criteria: Sequence[Criterion], decay: float = 1.0) -> tuple[Criterio
             raise ValueError(f"criterion {name!r} is unknown, should be one of {', '.join(_KINDS)}")
         if not math.isfinite(value) or value < 0 or (name == UNSEEN_DAYS and value != int(value)):
             raise ValueError(f"{name} is {value:g}, should be {'0, 1, 2 ...' if name == UNSEEN_DAYS else 'at least 0'}")
+        if name == HOTTEST and not 0 < value <= 1:
+            raise ValueError(f"{name} is {value:g}, should be a share of the rows, above 0 and at most 1")
     if not 0 < decay <= 1:
         raise ValueError(f"decay is {decay:g}, should be above 0 and at most 1")
     return tuple(criteria)

@@ -28,6 +28,7 @@ class EmbeddingSpec:
         need_clip: True if the optimizer's gradient clip includes the table.
         entry: Which ids get a row; None for all that are trained.
         show_click: Names of the inputs that hold shows and clicks of each example; None if the entry reads neither.
+        has_show_click: True if the first two values of a row are its shows and clicks, as of `TableSpec`.
     """
 
     name: str
@@ -42,6 +43,7 @@ class EmbeddingSpec:
     need_clip: bool = True
     entry: Entry | None = None
     show_click: tuple[str, str] | None = None
+    has_show_click: bool = False
 
     @property
     def max_ids(self) -> int | None:

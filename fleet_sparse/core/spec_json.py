@@ -23,6 +23,7 @@ class _TableFields(msgspec.Struct, tag_field="kind", tag=TableSpec.kind, forbid_
     max_ids: int | None = None
     entry: Entry | None = None
     counts_for: str | None = None
+    has_show_click: bool = False
 
 
 class _DenseFields(msgspec.Struct, tag_field="kind", tag=DenseSpec.kind, forbid_unknown_fields=True):

@@ -9,13 +9,15 @@ from typing import Any
 from . import entries
 from .bounds import Bounds
 from .decay import Decay
-from .entries import ENTRIES, SKETCH, Entry, EntryPolicy
+from .entries import CLICK, ENTRIES, SHOW, SKETCH, STATISTICS, Entry, EntryPolicy
 from .ids import table_salt
 from .initializer import Initializer, checked, constant
 from .rules import delta
 from .spec import BOUNDS_DEFAULTS, DECAY_DEFAULTS, GRADIENT_DEFAULTS, Spec, check_bounds, is_int, unequal
 
 MAX_DIM = 65535
+NUM_SHOW_CLICK = 2
+"""Number of values at the beginning of a row that are shows and clicks, in a table with `has_show_click`."""
 COUNTERS_SUFFIX = "@entry"
 """Ends the name of the counters of a table, and of no other table."""
 
@@ -35,6 +37,8 @@ class TableSpec(Spec):
         entry: Which ids get a row; None for all that are pushed.
         counts_for: Name of the table whose ids without a row are counted here; None for every table that a user
             declares. Ids, or the lines of a sketch, lie in the same buckets as those of that table.
+        has_show_click: True if the first two values of a row are its shows and clicks: pushes add them up, and neither
+            the initializer nor the update rule has an effect on them.
 
     Raises:
         ValueError: A field has a value outside of these; the message names the table.
@@ -50,6 +54,7 @@ class TableSpec(Spec):
     max_ids: int | None = None
     entry: Entry | None = None
     counts_for: str | None = None
+    has_show_click: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +66,8 @@ class TableSpec(Spec):
             raise ValueError(f"{self.where}: seed is {self.seed!r}, should be 0 to 2^64 - 1")
         if self.max_ids is not None and (not is_int(self.max_ids) or self.max_ids < 1):
             raise ValueError(f"{self.where}: max_ids is {self.max_ids!r}, should be None or at least 1")
+        if self.has_show_click and self.dim <= NUM_SHOW_CLICK:
+            raise ValueError(f"{self.where}: dim is {self.dim}, should be at least 3: shows, clicks and one value more")
         check_bounds(self.where, self.bounds)
         try:
             self._set("initializer", checked(Initializer(*self.initializer)))
@@ -95,17 +102,25 @@ class TableSpec(Spec):
     @cached_property
     def statistics(self) -> tuple[str, ...]:
         """Names of the statistics of each id that pushes carry, in the order of the columns on the wire."""
+        if self.counts_for is not None:
+            return ()
+        read = {*self.counted, *((SHOW, CLICK) if self.has_show_click else ())}
+        return tuple(name for name in STATISTICS if name in read)
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Names of those that the entry policy reads."""
         policy = self.entry_policy
-        return () if policy is None or self.counts_for is not None else policy.statistics
+        return () if policy is None else policy.statistics
 
     @cached_property
     def counters(self) -> TableSpec | None:
         """The table that holds the totals of ids without a row; None if the entry policy reads none."""
-        if not self.statistics:
+        if self.counts_for is not None or not self.counted:
             return None
         return TableSpec(
             name=f"{self.name}{COUNTERS_SUFFIX}",
-            dim=len(self.statistics),
+            dim=len(self.counted),
             rule=delta.name,
             initializer=constant(0.0),
             entry=self.entry,
@@ -149,6 +164,7 @@ class TableSpec(Spec):
                 ("seed", self.seed, other.seed),
                 ("entry", self.entry, other.entry),
                 ("counts_for", self.counts_for, other.counts_for),
+                ("has_show_click", self.has_show_click, other.has_show_click),
             ]
         )
 
@@ -157,7 +173,11 @@ class TableSpec(Spec):
         return [given.get(name, default) for name, default in defaults.items()]
 
     def _fields(self) -> dict[str, Any]:
-        of_entry = {"entry": None if self.entry is None else list(self.entry), "counts_for": self.counts_for}
+        optional = {
+            "entry": None if self.entry is None else list(self.entry),
+            "counts_for": self.counts_for,
+            "has_show_click": self.has_show_click or None,
+        }
         return {
             "kind": self.kind,
             "name": self.name,
@@ -168,6 +188,6 @@ class TableSpec(Spec):
             "initializer": list(self.initializer),
             "seed": self.seed,
             "max_ids": self.max_ids,
-            # Left out, so that the hash of a table without an entry does not change.
-            **{name: value for name, value in of_entry.items() if value is not None},
+            # Left out, so that the hash of a table without them does not change.
+            **{name: value for name, value in optional.items() if value is not None},
         }

@@ -9,6 +9,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from .accessor_config import obeyed_fields
+
 _QUEUES = "a step is sent as one push; FLEET_SPARSE_MAX_INFLIGHT_PUSHES and _BYTES bound the pushes that are under way"
 _NO_THREADS = "the thread that runs the program sends and receives by itself"
 
@@ -32,8 +34,8 @@ REASONS = {
 """Reasons by dotted path of the field; a path stands for the fields below it, too."""
 
 OF_TABLES = (
-    "a table takes its update rule and its first values from the script, has all floats of a row from the first push "
-    "on, counts no shows or clicks, and lies in memory"
+    "a row has all its values from the first push on, has one update rule (that of embedx_sgd_param if both are given) "
+    "and lies in memory; deltas have all rows that changed"
 )
 _OTHER_TABLES = ("SSDSparseTable", "GraphTable")
 _NOT_TRAINING = ("shard_num", "type", "table_id", "table_name", "table_class")
@@ -45,16 +47,18 @@ def reason_for(path: str) -> str | None:
 
 
 def settings_of_tables(tables: Any) -> list[str]:
-    """The settings of `sparse_table_configs` that are set; `OF_TABLES` is why they change nothing.
+    """The settings of `sparse_table_configs` that are set and not obeyed; `OF_TABLES` is why they change nothing.
 
     Args:
         tables: The repeated field `downpour_table_param`.
     """
     settings = []
     for table in tables:
-        names = [name for name in _names(table) if name not in _NOT_TRAINING]
+        obeyed = {f"accessor.{name}" for name in obeyed_fields(table.accessor)}
+        names = [name for name in _names(table) if name not in _NOT_TRAINING and name not in obeyed]
         what = f"sparse_table_configs[{table.table_name!r}]"
-        settings.append(f"{what} ({', '.join(names)})" if names else what)
+        if names:
+            settings.append(f"{what} ({', '.join(names)})")
     return settings
 
 

@@ -15,6 +15,7 @@ from fleet_sparse.errors import PlanError
 from fleet_sparse.worker.modes.all_reduce import ReducedProgram
 from fleet_sparse.worker.modes.geo import dense_on_pservers, table_on_pservers
 
+from .accessor_config import AccessorConfig
 from .optimizer_config import OptimizerConfig
 from .static.dense_parameters import DenseParameters
 
@@ -40,6 +41,7 @@ class Catalog:
         self._layers: dict[str, EmbeddingSpec] = {}
         self._unregistered: list[TableSpec | DenseSpec] = []
         self._reduced: ReducedProgram | None = None
+        self._accessors: dict[str, AccessorConfig] = {}
 
     @property
     def reduced(self) -> ReducedProgram | None:
@@ -135,6 +137,21 @@ class Catalog:
             with self._lock:
                 self._sizes[embedding.name] = embedding.size
 
+    def declare_accessors(self, accessors: Mapping[str, AccessorConfig]) -> None:
+        """Declares settings of tables, by name, before the tables."""
+        with self._lock:
+            self._accessors = {**self._accessors, **accessors}
+
+    @property
+    def accessors(self) -> Mapping[str, AccessorConfig]:
+        """Settings of tables, by name, of those that have some."""
+        return self._accessors
+
+    def learning_rate_of(self, table: str) -> float | None:
+        """The learning rate of a table that does not have that of the optimizer; None for other tables."""
+        accessor = self._accessors.get(table)
+        return None if accessor is None or accessor.rule is None else accessor.rule.learning_rate
+
     def declare_layers(self, tables: Mapping[str, EmbeddingSpec]) -> None:
         """Declares sparse parameters of a program that is given to fleet as tables."""
         with self._lock:
@@ -146,6 +163,8 @@ class Catalog:
         Raises:
             PlanError: The table is declared with another dim, rule, initializer or seed.
         """
+        if embedding.name in self._accessors:
+            embedding, optimizer = self._accessors[embedding.name].applied(embedding, optimizer)
         try:
             spec = TableSpec(
                 name=embedding.name,
@@ -156,6 +175,7 @@ class Catalog:
                 seed=embedding.seed or self._seed,
                 max_ids=embedding.max_ids,
                 entry=embedding.entry,
+                has_show_click=embedding.has_show_click,
             )
         except ValueError as error:  # a name or size that no pserver accepts
             raise PlanError(str(error)) from None
@@ -178,6 +198,11 @@ class Catalog:
             raise PlanError(
                 f"table {spec.name!r}: entry is {spec.entry}, and geo training (k_steps > 0) pushes changes that the "
                 "pservers cannot refuse. Leave the entry out, or train with k_steps 0"
+            )
+        if spec.has_show_click:
+            raise PlanError(
+                f"table {spec.name!r}: its rows go through continuous_value_model, and geo training (k_steps > 0) "
+                "pushes changes of rows, no shows and clicks. Train with k_steps 0"
             )
         _check_same(self._local_tables.setdefault(spec.name, spec), spec)
         return table_on_pservers(spec)
@@ -202,7 +227,7 @@ class Catalog:
         them.
         """
         with self._lock:
-            if self._is_geo and dense.is_trained:
+            if self._is_geo and dense.is_trained and not dense.is_local:
                 self._local_dense[dense.spec.name] = dense.spec
                 dense = dense._replace(spec=dense_on_pservers(dense.spec))
             self._dense = (*self._dense, dense)

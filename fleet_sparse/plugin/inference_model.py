@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,13 +44,16 @@ from fleet_sparse.transpiler.inference import ForwardProgram, Network
 from fleet_sparse.transpiler.rewrite import TRAIN_ONLY
 from fleet_sparse.worker.control.save import DELTA, FULL
 
+from .datasets.slots import lengths_name
+from .online import left_out_of
 from .session import Session
 from .static import programs
+from .static.value_name import result_named
 
 logger = logging.getLogger(__name__)
 
 _CALLER = "save_inference_model"
-_KINDS = {0: FULL, 1: DELTA}
+_KINDS = {0: FULL, 1: DELTA, 2: FULL}
 _NUM_EXAMPLES = 64
 _OTHER_SIZE = 3  # of dimensions that are unknown and not the batch, in drawn examples
 _BATCH = 8
@@ -104,7 +107,14 @@ def save_inference_model(session: Session, request: ModelRequest, executor: padd
     directory = _directory_of(session.settings.root, dirname)
     before = _newest(directory) if connection.role.is_first else 0
     keep_last = session.snapshots.keep_last_of(rows)
-    session.snapshots.save(connection, rows, kind, keep_last=keep_last, caller=_CALLER)
+    session.snapshots.save(
+        connection,
+        rows,
+        kind,
+        keep_last=keep_last,
+        left_out=left_out_of(session, request.mode),
+        caller=_CALLER,
+    )
     if not connection.role.is_first:
         return
     number = _newest(directory)
@@ -124,7 +134,7 @@ def load_inference_model(session: Session, path: str | os.PathLike[str], mode: A
     """Loads rows, states and dense values of a served model into the running job. All workers call it.
 
     Raises:
-        PlanError: The mode is not 0 or 1.
+        PlanError: The mode is not 0, 1 or 2.
         SnapshotError: There is no such model, or its rows cannot be read.
     """
     if mode not in _KINDS:
@@ -147,7 +157,7 @@ def _check_request(request: ModelRequest) -> str:
     if request.mode not in _KINDS:
         raise PlanError(
             f"{_CALLER}: mode {request.mode!r} is not supported. Write mode=0 for all rows, 1 for the rows that "
-            "changed since the last save"
+            "changed since the last save, 2 for a base model without rare rows"
         )
     if request.export_for_deployment is not True:
         raise PlanError(
@@ -172,6 +182,11 @@ def _plan(session: Session, request: ModelRequest) -> _PlannedModel:
     evaluation = programs.clone_for_test(program)
     own = tuple(_target_of(program, evaluation, each) for each in targets)
     inputs = inference.inputs_of(evaluation)
+    given = request.feeds if isinstance(request.feeds, (list, tuple)) else [request.feeds]
+    names = [each if isinstance(each, str) else each.name for each in given]
+    cut_at = {
+        name: programs.own(evaluation, value) for name in names if (value := _result_named(program, name)) is not None
+    }
     if not any(target.get_defining_op().has_attr(TRAIN_ONLY) for target in own):
         inference.prune(evaluation, own)
     lookups = inference.lookups_of(evaluation, layers)
@@ -181,7 +196,7 @@ def _plan(session: Session, request: ModelRequest) -> _PlannedModel:
         own,
         tuple(lookups[index] for index in forward.lookups),
         forward,
-        _feeds_of(forward, list(inputs), request.feeds),
+        _feeds_of(forward, list(inputs), _without_rows(names, cut_at, lookups, inputs)),
         tuple(each if isinstance(each, str) else each.name for each in targets),
     )
 
@@ -197,9 +212,26 @@ def _target_of(program: pir.Program, evaluation: pir.Program, target: Any) -> pi
     return programs.own(evaluation, value)
 
 
-def _feeds_of(forward: ForwardProgram, known: Sequence[str], given: Any) -> dict[str, pir.Value]:
-    given = given if isinstance(given, (list, tuple)) else [given]
-    names = [each if isinstance(each, str) else each.name for each in given]
+def _result_named(program: pir.Program, name: str) -> pir.Value | None:
+    """The value of a program that has this name and is no input, or that replaced it; None without one."""
+    value = result_named(name)
+    return None if value is None else programs.own(program, value)
+
+
+def _without_rows(
+    names: Sequence[str], cut_at: Mapping[str, pir.Value], lookups: Sequence[inference.Lookup], known: Container[str]
+) -> list[str]:
+    """The names of inputs, with those of ids and lengths in the place of looked up rows, where Paddle 2 cut a model."""
+    inputs: list[str] = []
+    for name in names:
+        found = [each for each in lookups if name in cut_at and each.rows.is_same(cut_at[name])]
+        ids = inference.feed_of(found[0].ids) if found else ""
+        wanted = [each for each in (ids, lengths_name(ids)) if each in known] if ids else [name]
+        inputs += [each for each in wanted if each not in inputs]
+    return inputs
+
+
+def _feeds_of(forward: ForwardProgram, known: Sequence[str], names: Sequence[str]) -> dict[str, pir.Value]:
     holes = {inference.feed_of(hole.value) for hole in forward.holes}
     for name in names:
         if name not in known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -17,18 +18,15 @@ from .active_session import active
 from .connection import JobConnection, Role
 from .dygraph.training import current_scope, training
 from .inference_model import ModelRequest, load_inference_model, save_inference_model
-from .save_calls import shrink
+from .online import left_out_of, save_cache_model, shrink_tables
 from .session import Session
 from .static.programs import names_in
 from .supervised_script import with_this_package
 
+_log = logging.getLogger(__name__)
+
 # By Paddle's mode: kind of the snapshot, and whether a day of the tables ends.
-_SAVES = {0: (FULL, False), 1: (DELTA, False), 3: (FULL, True)}
-_BASE_FOR_SERVING = 2
-_NO_CACHE = (
-    "pservers have all rows in memory and no cache. Write fleet.save_persistables(exe, dirname), or "
-    "fleet.save_one_table(table, dirname, 0) for one table"
-)
+_SAVES = {0: (FULL, False), 1: (DELTA, False), 2: (FULL, False), 3: (FULL, True)}
 
 _NOT_FEDERATED = "federated learning is not supported. Train with fleet.init_worker() and exe.run"
 
@@ -124,23 +122,26 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
     def _save_persistables(
         self, executor: Any, dirname: str, main_program: Any = None, mode: int = 0, **options: Any
     ) -> None:
-        if mode == _BASE_FOR_SERVING:
-            raise PlanError(
-                "save_persistables: mode 2 is the base for Paddle's serving: rows that are chosen by score and day. "
-                "Write mode=0 for all rows, then `fleet-sparse snapshot shrink --min-score S dirname target` for a "
-                "snapshot of the chosen ones"
-            )
         if mode not in _SAVES or options:
             raise PlanError(
                 f"save_persistables: mode {mode!r}{' with options' if options else ''} is not supported. Write mode=0 "
-                "for all rows, 1 for the rows that changed since the last save, 3 for all rows at the end of a day"
+                "for all rows, 1 for the rows that changed since the last save, 2 for a base model without rare rows, "
+                "3 for all rows at the end of a day"
             )
         _check_program(self._session, main_program)
         kind, ends_day = _SAVES[mode]
         where = os.fspath(dirname)
         caller, snapshots = "save_persistables", self._session.snapshots
         keep_last = snapshots.keep_last_of(where)
-        snapshots.save(self._connection(caller), where, kind, keep_last=keep_last, ends_day=ends_day, caller=caller)
+        snapshots.save(
+            self._connection(caller),
+            where,
+            kind,
+            keep_last=keep_last,
+            ends_day=ends_day,
+            left_out=left_out_of(self._session, mode),
+            caller=caller,
+        )
 
     def _load_persistables(self, path: str, mode: int = 0) -> None:
         _check_mode("load_model", mode)
@@ -164,7 +165,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         )
 
     def _shrink(self, threshold: int | None = None) -> None:
-        shrink(threshold)
+        shrink_tables(self._session, threshold)
 
     def _save_inference_model(
         self,
@@ -190,11 +191,20 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
             "save_dense_params: dense parameters are saved with the tables. Write fleet.save_persistables(exe, dirname)"
         )
 
-    def _save_cache_model(self, *_: Any, **__: Any) -> None:
-        raise PlanError(f"save_cache_model: {_NO_CACHE}")
+    def _save_cache_model(self, dirname: str, mode: int = 1, table_id: int | str = 0, **options: Any) -> int:
+        """Saves the rows of a table that a base model would have and that were shown most often.
 
-    def _save_cache_table(self, *_: Any, **__: Any) -> None:
-        raise PlanError(f"save_cache_table: {_NO_CACHE}")
+        Returns:
+            Their number on worker 0; -1 on the other workers, as in Paddle.
+        """
+        if options:
+            raise PlanError(f"save_cache_model: {', '.join(options)}: is not supported. Leave it out")
+        return save_cache_model(self._session, os.fspath(dirname), table_id)
+
+    def _save_cache_table(self, table_id: int | str, pass_id: Any, mem_cache_key_threshold: int = 0) -> None:
+        """Does nothing: in Paddle it moves rows from memory to a disk, and tables here lie in memory."""
+        name = self._session.catalog.name_of_table(table_id)
+        _log.info("save_cache_table: table %r lies in memory as a whole, nothing is moved", name)
 
     def _init_coordinator(self, scopes: Any = None) -> None:
         raise PlanError(f"init_coordinator: {_NOT_FEDERATED}")
@@ -216,10 +226,9 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         raise PlanError("print_table_stat: there are no tables on GPUs. Write fleet_sparse.stats()")
 
     def _check_save_pre_patch_done(self) -> None:
-        raise PlanError(
-            "check_save_pre_patch_done: there are no patches. Leave this call out: fleet.save_persistables returns "
-            "when the snapshot is complete"
-        )
+        """Returns when the save that is under way is complete, on worker 0; at once on the others."""
+        with self._session.snapshots.queue.none_under_way():
+            pass
 
 
 def _check_program(session: Session, main_program: Any) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from fleet_sparse.core.criteria import Criterion, Removal
@@ -43,7 +44,7 @@ class Snapshots:
         schedule = self.queue.schedule
         return schedule.keep_last if schedule is not None and schedule.dirname == dirname else 1
 
-    def save(
+    def save(  # noqa: PLR0913  # what a save may have, by name
         self,
         connection: JobConnection,
         dirname: str,
@@ -52,9 +53,10 @@ class Snapshots:
         keep_last: int | None = 1,
         tables: Sequence[str] = (),
         ends_day: bool = False,
+        left_out: Mapping[str, Sequence[Criterion]] = MappingProxyType({}),
         wait: bool = True,
         caller: str,
-    ) -> None:
+    ) -> int:
         """Makes every pserver write its shard under `dirname`; on workers other than 0 it only drains.
 
         Values that worker 0 computed itself, as the statistics of batch normalisation, are pushed first.
@@ -62,25 +64,38 @@ class Snapshots:
         Args:
             connection: The connection.
             dirname: Directory of the snapshots.
-            kind: This and the next three are those of `worker.control.save.Save`.
+            kind: This and the next four are those of `worker.control.save.Save`.
             keep_last: Number of full snapshots that are kept; None for all.
             tables: Names of the tables to save; empty for all tables and dense arrays.
             ends_day: True if a day of the tables ends.
+            left_out: By table, criteria of the rows that are not saved.
             wait: True to return when the snapshot is complete. Otherwise it returns when the cut is made, and later
                 failures are logged.
             caller: Name of the calling function, for messages.
+
+        Returns:
+            The number of rows of a complete snapshot on worker 0, else 0.
 
         Raises:
             SnapshotError: A pserver could not write.
             ShardUnavailable: A pserver is gone.
             ValueError: An argument has no meaning.
         """
-        save = Save(connection.control, dirname, kind, keep_last=keep_last, tables=tables, ends_day=ends_day)
+        save = Save(
+            connection.control,
+            dirname,
+            kind,
+            keep_last=keep_last,
+            tables=tables,
+            ends_day=ends_day,
+            left_out=left_out,
+        )
         if connection.role.is_first:
             self.queue.make(save, lambda: self._drain(connection), lambda s: self._begin(connection, s), wait=wait)
         else:
             self._drain(connection)
             logger.info("%s(%r): worker 0 saves for all workers", caller, dirname)
+        return save.num_rows
 
     def note_step(self, connection: JobConnection) -> None:
         """Notes that a run of a program that trains has ended; saves if a scheduled save is due.

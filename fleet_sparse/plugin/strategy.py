@@ -7,7 +7,7 @@ name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import paddle
@@ -18,6 +18,7 @@ from fleet_sparse.core.mode import ALL_REDUCE, ASYNC, AVG, GEO, PSERVERS, SUM, S
 from fleet_sparse.errors import PlanError
 
 from .accepted_fields import OF_TABLES, reason_for, refused_table, settings_of_tables
+from .accessor_config import AccessorConfig, read_accessors
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ class StrategyConfig(NamedTuple):
     dense_embeddings: tuple[str, ...]
     dump: tuple[tuple[str, ...], str]
     """`trainer_desc_configs`: names of the fields that runs over data sets dump, and the directory."""
+    accessors: Mapping[str, AccessorConfig]
+    """`sparse_table_configs`, by name of the table."""
 
 
 def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> StrategyConfig:
@@ -197,6 +200,7 @@ def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> S
         ours.refuse_ids_past_size,
         dense_embeddings_of(strategy),
         (tuple(trainer.dump_fields), trainer.dump_fields_path),
+        read_accessors(strategy.strategy.downpour_table_param),
     )
 
 
@@ -246,7 +250,8 @@ def _check_unsupported(strategy: Any) -> None:
                     f"DistributedStrategy.sparse_table_configs[{refused[0]!r}]: table_class is {refused[1]!r}, should "
                     "be 'MemorySparseTable': tables lie in the memory of the pservers. Leave it out"
                 )
-            accepted.setdefault(OF_TABLES, []).extend(settings_of_tables(value))
+            if settings := settings_of_tables(value):
+                accepted.setdefault(OF_TABLES, []).extend(settings)
         elif reason := reason_for(path):
             accepted.setdefault(reason, []).append(_keys_of(path))
         elif path not in OBEYED and _SAME_AS_DEFAULT.get(path) != value:

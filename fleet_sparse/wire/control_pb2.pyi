@@ -202,16 +202,26 @@ class AwaitSaveReply(_message.Message):
     def __init__(self, save_id: _Optional[str] = ...) -> None: ...
 
 class BeginSaveRequest(_message.Message):
-    __slots__ = ("plan", "tables", "position", "ends_day")
+    __slots__ = ("plan", "tables", "position", "ends_day", "left_out")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     ENDS_DAY_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     plan: SavePlan
     tables: _containers.RepeatedScalarFieldContainer[str]
     position: WorkerPosition
     ends_day: bool
-    def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., tables: _Optional[_Iterable[str]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., ends_day: bool = ...) -> None: ...
+    left_out: _containers.RepeatedCompositeFieldContainer[LeftOut]
+    def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., tables: _Optional[_Iterable[str]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., ends_day: bool = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ...) -> None: ...
+
+class LeftOut(_message.Message):
+    __slots__ = ("table", "criteria")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CRITERIA_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    criteria: _containers.RepeatedCompositeFieldContainer[ShrinkCriterion]
+    def __init__(self, table: _Optional[str] = ..., criteria: _Optional[_Iterable[_Union[ShrinkCriterion, _Mapping]]] = ...) -> None: ...
 
 class BeginSaveReply(_message.Message):
     __slots__ = ("needs_full",)
@@ -286,12 +296,14 @@ class FinishSaveRequest(_message.Message):
     def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., files: _Optional[_Iterable[_Union[ShardFile, _Mapping]]] = ..., keep_last: _Optional[int] = ...) -> None: ...
 
 class FinishSaveReply(_message.Message):
-    __slots__ = ("snapshot", "checksum")
+    __slots__ = ("snapshot", "checksum", "num_rows")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     snapshot: str
     checksum: int
-    def __init__(self, snapshot: _Optional[str] = ..., checksum: _Optional[int] = ...) -> None: ...
+    num_rows: int
+    def __init__(self, snapshot: _Optional[str] = ..., checksum: _Optional[int] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class EndSaveRequest(_message.Message):
     __slots__ = ("save_id", "committed", "checksum")

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from fleet_sparse.errors import PlanError, WorkerLost
 
+LAST_BARRIER = "stop_worker"
+"""The barrier of workers that have finished: they come to no other one, and may end without notice once they passed."""
+
 Contribution = tuple[bytes, ...]
 """Bytes that a worker has at a barrier for the others: one item for all of them, an item for each by index, or none."""
 
@@ -160,7 +163,18 @@ class Barriers:
         if len(self._num_waits) < self._num_workers:
             return None
         name = next((name for name, barrier in self._barriers.items() if barrier.opens_alone), None)
+        name = self._without_ended() if name is None else name
         return None if name is None else self._open(name)
+
+    def _without_ended(self) -> str | None:
+        """A barrier to which no worker can come any more but those that wait at the last one, if there is one."""
+        last = self._barriers.get(LAST_BARRIER)
+        if last is None:
+            return None
+        others = [(name, each) for name, each in self._barriers.items() if each is not last and not each.contributions]
+        return next(
+            (name for name, each in others if len(each.waiting.keys() | last.waiting.keys()) == self._num_workers), None
+        )
 
     def _check_can_open(self, name: str, worker_index: int) -> None:
         if len(self._num_waits) < self._num_workers:

@@ -15,10 +15,7 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.errors import SettingError, WorkerLost
 from fleet_sparse.launch import Launch
 
-from .barriers import Barriers, Contribution, Passages
-
-LAST_BARRIER = "stop_worker"
-"""The barrier of workers that have finished; a worker that passed it may end without notice."""
+from .barriers import LAST_BARRIER, Barriers, Contribution, Passages
 
 MAX_WORKERS = 65_536
 """Largest number of workers of a job."""

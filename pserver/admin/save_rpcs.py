@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from fleet_sparse.core.criteria import Criterion, checked
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.checksum import Checksum
@@ -193,7 +194,14 @@ class SaveService:
         self._check_not_ended(save_id)
         if running is None:
             base = request.plan.base.checksum if request.plan.kind == "delta" else None
-            save = Save(self._shard, save_id, base=base, tables=request.tables, ends_day=request.ends_day)
+            save = Save(
+                self._shard,
+                save_id,
+                base=base,
+                tables=request.tables,
+                ends_day=request.ends_day,
+                left_out=_left_out_of(request),
+            )
             running = _Running(request.plan, save, request.position.worker_index, request.position.step)
             running.positions[running.coordinator] = [request.position]
             running.begun = task_of(self._cut(running))
@@ -329,7 +337,7 @@ class SaveService:
         lineage.saved.add(plan.number)
         path = f"{store}/{snapshot}"
         _log.info("finished save %s: %d rows, %s", save.save_id, manifest.num_rows, path)
-        return messages.FinishSaveReply(snapshot=path, checksum=manifest.checksum)
+        return messages.FinishSaveReply(snapshot=path, checksum=manifest.checksum, num_rows=manifest.num_rows)
 
     async def end(self, request: messages.EndSaveRequest) -> messages.EndSaveReply:
         """Answers EndSave once nothing of the save is left."""
@@ -390,6 +398,17 @@ class SaveService:
     def _check_not_ended(self, save_id: str) -> None:
         if save_id in self._ended:
             raise SnapshotError(f"save {save_id}: it was given up, or has ended. Save again")
+
+
+def _left_out_of(request: messages.BeginSaveRequest) -> dict[str, tuple[Criterion, ...]]:
+    """By table, the criteria of the rows that the request leaves out."""
+    try:
+        return {
+            each.table: checked([Criterion(criterion.name, criterion.value) for criterion in each.criteria])
+            for each in request.left_out
+        }
+    except ValueError as error:
+        raise SnapshotError(f"save {request.plan.save_id}: {error}") from None
 
 
 def _plan_of(plan: messages.SavePlan) -> Plan:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory, new_file
@@ -36,16 +38,25 @@ class Save:
         base: Checksum of the manifest of the delta's base; None for a full snapshot.
         tables: Names of the only tables to save; empty for all tables and dense arrays.
         ends_day: True if a day of the tables ends with the save: in the file, and in the stores once it is committed.
+        left_out: By table, checked criteria of the rows that are not saved.
     """
 
     def __init__(
-        self, shard: Shard, save_id: str, *, base: int | None, tables: Collection[str] = (), ends_day: bool = False
+        self,
+        shard: Shard,
+        save_id: str,
+        *,
+        base: int | None,
+        tables: Collection[str] = (),
+        ends_day: bool = False,
+        left_out: Mapping[str, Sequence[Criterion]] = MappingProxyType({}),
     ) -> None:
         self.save_id = save_id
         self._shard = shard
         self._base = base
         self._names = frozenset(tables)
         self._ends_day = ends_day
+        self._left_out = left_out
         self._saved: list[_Saved] = []
         self._watermarks: list[Watermark] = []
         self._given_up = threading.Event()
@@ -90,7 +101,8 @@ class Save:
         try:
             for table in tables:
                 if self.is_complete or table.spec.name in self._names:
-                    cut = table.capture(only_changed=self._base is not None, ends_day=self._ends_day)
+                    left_out = self._left_out.get(table.spec.name, ())
+                    cut = table.capture(only_changed=self._base is not None, ends_day=self._ends_day, left_out=left_out)
                     self._saved.append(_Saved(table, cut))
         except BaseException:
             self.end(None)

@@ -85,7 +85,8 @@ class CowView:
         arrays: The rows and states of the store.
         columns: The other columns of the store.
         metadata: The row metadata of the store.
-        only_changed: Leave out the rows that did not change since the last view that was kept.
+        members: Bitmap of the rows of the view; empty for all rows. None for those that changed since the last view
+            that was kept.
         max_pre_image_bytes: Largest memory for pre-images.
         huge_pages: Ask the system for 2 MB pages where that memory is large.
 
@@ -103,7 +104,7 @@ class CowView:
         columns: Sequence[ColumnArray],
         metadata: RowMetadata,
         *,
-        only_changed: bool,
+        members: NDArray[np.uint8] | None,
         max_pre_image_bytes: int,
         huge_pages: bool,
     ) -> None:
@@ -138,9 +139,11 @@ class CowView:
         self._metadata = metadata
         self._changes = metadata.begin_capture()
         self._removed = self._changes.removed
-        self._members = self._changes.rows if only_changed else np.empty(0, np.uint8)
+        self._members = self._changes.rows if members is None else members
         self._num_rows_at_cut = num_rows
-        self.num_rows = self._changes.num_rows if only_changed else num_rows
+        self.num_rows = self._changes.num_rows if members is None else num_rows
+        if members is not None and len(members):
+            self.num_rows = int(np.unpackbits(members, count=num_rows, bitorder="little").sum())
         self.num_days = metadata.num_days
         self.columns = tuple(each.column for each in columns)
         self._hashes, self._hash_rows = self._hashes[: self.num_rows + 1], self._hash_rows[: self.num_rows + 1]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core import table_words as words
 from fleet_sparse.core.bounds import UNBOUNDED
 from fleet_sparse.core.columns import LAST_UPDATE_DAY, Column, extra_columns, layouts, row_columns
-from fleet_sparse.core.criteria import Criterion, Judged, decayed, selected_by
+from fleet_sparse.core.criteria import Criterion, Judged, decayed, least_shows, selected_by
 from fleet_sparse.core.entries import CLICK, SHOW
 from fleet_sparse.core.initializer import constant, initial_scalars
 from fleet_sparse.core.jit import address_of
@@ -21,7 +21,7 @@ from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_index import find, find_or_create, find_owned, hash_each, list_ids
 from fleet_sparse.core.kernels_rows import gather_or_initialize, move_rows, scatter
 from fleet_sparse.core.rules import KERNEL_TYPES
-from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.core.table_spec import NUM_SHOW_CLICK, TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.rows import Rows
@@ -165,6 +165,8 @@ class TableStore:
             gather_or_initialize(
                 self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1)
             )
+            if self.spec.has_show_click:
+                out[row_indices < 0, :NUM_SHOW_CLICK] = 0
         return num_misrouted
 
     def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -239,6 +241,8 @@ class TableStore:
             self._dim,
             scalars,
         )
+        if self.spec.has_show_click:
+            self._write_show_click(row_indices)
         return num_new
 
     def describe(self, row: NDArray[np.int64]) -> bool:
@@ -348,6 +352,8 @@ class TableStore:
         row_indices, _ = self._find_or_create(ids)
         self._note_push(row_indices)
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
+        if self.spec.has_show_click:
+            self._write_show_click(row_indices)
 
     def reserve(self, num_rows: int) -> None:
         """Prepares a store without rows for about `num_rows`, which makes loading them faster. Else does nothing."""
@@ -378,13 +384,16 @@ class TableStore:
         scatter(self._states, self._state_stride, self._state_offset, row_indices, self._state_width, states)
         for each in self._extra:
             each.set(row_indices, extra[each.column.name])
+        if self.spec.has_show_click:
+            self._write_show_click(row_indices)
 
-    def capture(self, *, only_changed: bool = False) -> CowView:
+    def capture(self, *, only_changed: bool = False, left_out: Sequence[Criterion] = ()) -> CowView:
         """Returns a copy-on-write view of the rows as they are now, to be copied in slices while the store changes.
 
         Args:
             only_changed: Leave out the rows that did not change since the last view that was kept or, without one,
                 since the store was made. Loading is no change.
+            left_out: Leave out the rows that one of these checked criteria selects.
 
         Raises:
             ValueError: Another view is open, or the store is closed.
@@ -392,6 +401,9 @@ class TableStore:
         """
         self._check_open()
         self._check_no_capture("a second one begins")
+        members: NDArray[np.uint8] | None = None if only_changed else np.empty(0, np.uint8)
+        if left_out:
+            members = np.packbits(self.judge(left_out) < 0, bitorder="little")
         self._on_moved()
         self._write_days()
         self._capture = CowView(
@@ -400,7 +412,7 @@ class TableStore:
             self._arrays(),
             self._extra,
             self._metadata,
-            only_changed=only_changed,
+            members=members,
             max_pre_image_bytes=self._max_pre_image_bytes,
             huge_pages=self._huge_pages,
         )
@@ -478,12 +490,14 @@ class TableStore:
         self._check_no_capture("it is judged")
         self._write_days()
         number = np.empty(self.num_rows, np.int16)
+        shows = next((each.elements for each in self._extra if each.column.name == SHOW), None)
+        fewest = least_shows(criteria, None if shows is None else decayed(shows[: self.num_rows], decay))
         values = self._rows[: self.num_rows * self._row_stride].reshape(self.num_rows, self._row_stride)
         for begin in range(0, self.num_rows, _JUDGED_AT_ONCE):
             part = slice(begin, min(begin + _JUDGED_AT_ONCE, self.num_rows))
             columns = {each.column.name: each.elements[part] for each in self._extra}
             columns |= {name: decayed(columns[name], decay) for name in (SHOW, CLICK) if name in columns}
-            judged = Judged(self.spec, self.num_days, values[part, : self._dim], columns)
+            judged = Judged(self.spec, self.num_days, values[part, : self._dim], columns, fewest)
             number[part] = selected_by(criteria, judged)
         return number
 
@@ -526,6 +540,8 @@ class TableStore:
             if name in extra:
                 extra[name][: self.num_rows] = decayed(extra[name][: self.num_rows], decay)
                 self._metadata.note_change_of_all()
+        if self.spec.has_show_click:
+            self._write_show_click(np.arange(self.num_rows))
 
     def decay_values(self, decay: float, indices: Sequence[int]) -> None:
         """As `decay`, of the values of all rows at these indices of `[0, dim)`."""
@@ -592,6 +608,12 @@ class TableStore:
     def _write_days(self) -> None:
         if self.num_days:
             self._metadata.write_days(self._last_update_days())
+
+    def _write_show_click(self, row_indices: NDArray[np.int64]) -> None:
+        """Copies shows and clicks from their columns to where a pull reads them."""
+        first = row_indices * self._row_stride
+        for place, name in enumerate((SHOW, CLICK)):
+            self._rows[first + place] = self._allocated[name].elements[row_indices]
 
     def _note_push(self, row_indices: NDArray[np.int64]) -> None:
         """Keeps pre-images and metadata; called before a push changes these rows."""

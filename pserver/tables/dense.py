@@ -18,6 +18,7 @@ from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_dense import add_one_more, add_two
+from fleet_sparse.core.mode import SUM
 from fleet_sparse.core.reused_memory import UNUSED, ReusedMemory, find_by_references
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, PlanError
@@ -395,6 +396,7 @@ class DenseTable:
 
     def merge(self, contributions: Sequence[Sequence[Push]], scale: str) -> Push:
         """As `Table.merge`."""
+        scale = SUM if self.spec.update_rule.is_summed else scale
         average = Average.of([[self._whole(pushes)] for pushes in contributions], scale)
         if len(average.parts) == 1:
             return average.of_single_part()
@@ -454,7 +456,7 @@ class DenseTable:
         """Returns all False: every reply has the dense values that its worker asks for."""
         return np.zeros(block.count, np.bool_)
 
-    def capture(self, *, only_changed: bool, ends_day: bool) -> DenseCut:
+    def capture(self, *, only_changed: bool, ends_day: bool, left_out: Sequence[Criterion] = ()) -> DenseCut:
         """As `Table.capture`."""
         return DenseCut(self.range, self.optimizer_step)
 

@@ -84,7 +84,7 @@ class EmbeddingTable:
     @property
     def has_plain_pulls(self) -> bool:
         """True if pulls do no more than the kernels that answer frames."""
-        return self.admission is None
+        return self.admission is None and not self.spec.has_show_click
 
     def describe(self, row: NDArray[np.int64]) -> bool:
         """Writes where the rows are, as `TableStore.describe`; returns True if pushes do no more than those kernels."""
@@ -275,11 +275,13 @@ class EmbeddingTable:
         assert block.ids is not None, "checked by check"
         return self._merger.among(block.ids, push.ids, self._salt)
 
-    def capture(self, *, only_changed: bool, ends_day: bool) -> TableCut:
+    def capture(self, *, only_changed: bool, ends_day: bool, left_out: Sequence[Criterion] = ()) -> TableCut:
         """As `Table.capture`."""
-        cut = EmbeddingCut(self.store, self.optimizer_step, only_changed=only_changed, ends_day=ends_day)
+        cut = EmbeddingCut(
+            self.store, self.optimizer_step, only_changed=only_changed, ends_day=ends_day, left_out=left_out
+        )
         counters = None if self.admission is None else self.admission.counters
-        if counters is None:
+        if counters is None or left_out:  # a snapshot that leaves rows out has nothing of ids without a row
             return cut
         try:
             return JoinedCut([cut, EmbeddingCut(counters.store, 0, only_changed=only_changed, ends_day=False)])
@@ -342,7 +344,7 @@ class EmbeddingTable:
         if given != self._statistics:
             raise Refusal(
                 ErrorCode.SCHEMA,
-                f"{self.where}: the push has the columns {', '.join(given) or 'ids and rows alone'}, its entry policy "
+                f"{self.where}: the push has the columns {', '.join(given) or 'ids and rows alone'}, it "
                 f"needs {', '.join(self._statistics) or 'none'}",
             )
         statistics = statistics_of(block.statistics, given)
@@ -364,11 +366,14 @@ class EmbeddingTable:
             absent: slice | NDArray[np.int64] = slice(None)
         else:
             absent = np.flatnonzero(is_absent)
-        said = None if statistics is None else statistics[absent]
+        counted = [name in admission.statistics for name in self._statistics]
+        said = None if statistics is None else np.ascontiguousarray(statistics[absent][:, counted])
         is_admitted, totals = admission.count(ids[absent], hashes[absent], said)
-        if statistics is not None and said is not None and is_admitted.any():
+        if statistics is not None and is_admitted.any():
             statistics = statistics.copy()  # a new row begins with what was counted before
-            statistics[absent] = np.where(is_admitted[:, None], said + totals, said)
+            of_new = statistics[absent]
+            of_new[:, counted] += np.where(is_admitted[:, None], totals, np.float32(0))
+            statistics[absent] = of_new
         if is_admitted.all():
             return push._replace(statistics=statistics)
         is_inside = ~is_absent

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from fleet_sparse.core.columns import columns_of, merged_columns, row_columns
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.rows import Rows
@@ -54,20 +55,29 @@ class EmbeddingCut:
         optimizer_step: Largest step that a push carried.
         only_changed: Leave out the rows that did not change since the last cut that was kept.
         ends_day: The saved table is a day older than the store.
+        left_out: Criteria of the rows that are not saved.
 
     Raises:
         SnapshotError: The saved table would be too old. Nothing was begun.
         MemoryError: As `TableStore.capture`.
     """
 
-    def __init__(self, store: TableStore, optimizer_step: int, *, only_changed: bool, ends_day: bool) -> None:
+    def __init__(
+        self,
+        store: TableStore,
+        optimizer_step: int,
+        *,
+        only_changed: bool,
+        ends_day: bool,
+        left_out: Sequence[Criterion] = (),
+    ) -> None:
         self._num_days = store.num_days + ends_day
         if self._num_days > MAX_DAYS:
             raise SnapshotError(f"table {store.spec.name!r}: num_days is {MAX_DAYS}, the largest age of a table")
         self._spec = store.spec
         self._optimizer_step = optimizer_step
         self._only_changed = only_changed
-        self._view = store.capture(only_changed=only_changed)
+        self._view = store.capture(only_changed=only_changed, left_out=left_out)
 
     def back_memory(self) -> None:
         """As `TableCut.back_memory`."""

@@ -207,12 +207,13 @@ class Table(Protocol):
     def changes(self, push: Push, block: Block) -> NDArray[np.bool_]:
         """Returns which rows of a pulled block a push changes, `(count,)`."""
 
-    def capture(self, *, only_changed: bool, ends_day: bool) -> TableCut:
+    def capture(self, *, only_changed: bool, ends_day: bool, left_out: Sequence[Criterion] = ()) -> TableCut:
         """Fixes the content that a save writes, and returns it. The table may change afterwards.
 
         Args:
             only_changed: The save is a delta. A table that is not incremental is captured completely.
             ends_day: The saved table is a day older than this one.
+            left_out: Checked criteria: a row is left out if one of them selects it.
 
         Raises:
             SnapshotError: The saved table would be too old. Nothing was begun.

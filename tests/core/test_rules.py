@@ -101,8 +101,27 @@ def delta(p, s, g, lr, t, h):
     p += p.dtype.type(lr) * g
 
 
+def summary(p, s, g, lr, t, h):
+    p[:] = p.dtype.type(np.float32(h["decay"])) * p + g
+
+
+def ctr_adagrad(p, s, g, lr, t, h):
+    real = p.dtype.type
+    initial, first = real(h["initial_g2sum"]), int(h["first"]) + 1
+    moved = p - real(lr) * g * np.sqrt(initial / (initial + s[0]))
+    p[:] = np.clip(moved, real(h["weight_min"]), real(h["weight_max"]))
+    own = g * g
+    if h["is_shared"] and len(g) > first:
+        own[first:] = real(np.sum(g[first:].astype(np.float64) ** 2) / (len(g) - first))
+    s[0] += own
+
+
 CASES = [
     Case("overwrite", {}, overwrite),
+    Case("summary", {"decay": 0.75}, summary),
+    Case("ctr_adagrad", {}, ctr_adagrad),
+    Case("ctr_adagrad", {"first": 2.0, "weight_min": -0.5, "weight_max": 0.25}, ctr_adagrad),
+    Case("ctr_adagrad", {"initial_g2sum": 1.5, "is_shared": 0.0}, ctr_adagrad),
     Case("delta", {}, delta),
     Case("sgd", {}, sgd),
     Case("adagrad", {}, adagrad),

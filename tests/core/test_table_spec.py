@@ -82,7 +82,7 @@ REFUSED = [
     ({"dim": 16.0}, r"dim .*16\.0"),
     ({"dim": True}, "dim .*True"),
     ({"dtype": "float16"}, "dtype .*'float16'.*'float32'"),
-    ({"rule": "ftl"}, "'ftl'.*adagrad, adam, adamax, adamw, delta, ftrl, lamb"),
+    ({"rule": "ftl"}, "'ftl'.*adagrad, adam, adamax, adamw, ctr_adagrad, delta, ftrl, lamb"),
     ({"hyperparameters": (("beta1", 0.9),)}, "'beta1'.*'adagrad'.*epsilon, initial_accumulator"),
     ({"rule": "sgd", "hyperparameters": (("momentum", 0.9),)}, "'momentum'.*'sgd'"),
     ({"hyperparameters": (("epsilon", float("nan")),)}, "'epsilon'.*nan"),

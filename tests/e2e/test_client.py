@@ -78,6 +78,8 @@ def test_online_client_learns_day_by_day(data: Path, num_workers: int) -> None:
     aucs = [float(line[2]) for line in found[0] if line[1] == "infer"]
     assert aucs[0] == 0.5  # no id has a row
     assert aucs[2] > 0.85, aucs
+    for day in DAYS:
+        assert (data / "model" / day / "base" / "SERVING.json").is_file()
     for worker in range(num_workers):
         lines = (data / "dump" / f"part-{worker:05}-00000").read_text().splitlines()
         assert len(lines) == 2 * NUM_LINES // num_workers

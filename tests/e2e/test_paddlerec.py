@@ -114,10 +114,12 @@ def edited(directory: Path, name: str, **values: str) -> str:
 
 def test_online_trainer_and_offline_inference_of_slot_dnn(job, slot_dnn):
     config = edited(slot_dnn, "config_online.yaml", end_day=f'"{DAY}"', split_interval="360")
-    # At the end of the day it saves the base model for Paddle's serving, which is refused.
-    end = "save_inference_model: mode 2 is not supported"
-    ended = job("static_ps_online_trainer.py", "-m", config, directory=slot_dnn, ends_with=end)
-    assert len(re.findall("Train Global Metric", ended.logs["workerlog.0"])) == 2
+    ended = job("static_ps_online_trainer.py", "-m", config, directory=slot_dnn)
+    log = ended.logs["workerlog.0"]
+    assert len(re.findall("Train Global Metric", log)) == 2
+    assert "finished save base model" in log
+    assert (slot_dnn / "output_model" / NEXT_DAY / "base" / "SERVING.json").is_file()
+    assert (slot_dnn / "output_model" / NEXT_DAY / "0").is_dir()
     data = slot_dnn / "infer_data" / "offline"
     data.mkdir(parents=True)
     lines = (slot_dnn / "data" / "demo_10").read_text().splitlines()

@@ -135,7 +135,6 @@ def test_a_changed_byte_of_serving_json_is_found(directory):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"mode": 2}, "mode 2"),
         ({"mode": 3}, "mode 3"),
         ({"export_for_deployment": False}, "export_for_deployment"),
         ({"feeds": []}, "'ids'"),
@@ -163,5 +162,5 @@ def test_targets_of_the_training_part_are_refused():
 
 def test_load_refuses_other_modes():
     trained()
-    with pytest.raises(PlanError, match="mode 2"):
-        fleet.load_inference_model("serve", 2)
+    with pytest.raises(PlanError, match="mode 3"):
+        fleet.load_inference_model("serve", 3)

@@ -62,17 +62,14 @@ def test_run_server_alone_is_refused():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: fleet.save_inference_model(None, "m", [], [], mode=2), "save_inference_model: mode 2"),
-        (lambda: fleet.load_inference_model("m", 2), "load_inference_model: mode 2"),
+        (lambda: fleet.save_inference_model(None, "m", [], [], mode=4), "save_inference_model: mode 4"),
+        (lambda: fleet.load_inference_model("m", 3), "load_inference_model: mode 3"),
         (lambda: fleet.save_dense_params(None, "m", None, None), "save_dense_params: .*fleet.save_persistables"),
-        (lambda: fleet.save_cache_model("m", mode=0), "save_cache_model: .*fleet.save_persistables"),
-        (lambda: fleet.save_cache_table(0, 0), "save_cache_table: .*fleet.save_one_table"),
         (lambda: fleet.set_date(0, "20260101"), "set_date: .*mode=3"),
         (lambda: fleet.print_table_stat(0, 0, 0.0), "print_table_stat: .*fleet_sparse.stats"),
         (fleet.fleet.init_coordinator, "init_coordinator: .*fleet.init_worker"),
         (fleet.fleet.make_fl_strategy, "make_fl_strategy: .*fleet.init_worker"),
         (fleet.fleet.get_fl_client, "get_fl_client: .*fleet.init_worker"),
-        (fleet.check_save_pre_patch_done, "check_save_pre_patch_done: .*save_persistables"),
     ],
 )
 def test_unsupported_calls_are_refused_with_what_to_write(call, message):

@@ -51,6 +51,7 @@ class UpdateRule(NamedTuple):
         trains: True if a push carries gradients; False if it carries values that a worker computed.
         follows_state: True if every push computes the row from its states alone. Changes that several workers made to
             such a row cannot be summed.
+        is_summed: True if the contributions of several workers to a step are added, and never averaged.
     """
 
     name: str
@@ -62,6 +63,7 @@ class UpdateRule(NamedTuple):
     needs_whole_row: bool = False
     trains: bool = True
     follows_state: bool = False
+    is_summed: bool = False
 
 
 def zeros(num_states: int) -> Callable[[dict[str, float]], tuple[float, ...]]:

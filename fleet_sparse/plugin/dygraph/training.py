@@ -211,8 +211,14 @@ class DygraphTraining:
             check_reduced(self._session, optimizer, config)
         check_geo(read.mode, config)
         optimizer.clear_gradients = optimizer.clear_grad  # Paddle's constructor bound one that knows no tables
+        self._session.catalog.declare_accessors(read.accessors)
         self._fleet = fleet
         self._session.note_minimized()
+
+    def _rate_of(self, table: str, learning_rate: float) -> float:
+        """The learning rate of a table, for that of the optimizer."""
+        own = self._session.catalog.learning_rate_of(table)
+        return (learning_rate if own is None else own) * self._tables[table].learning_rate
 
     def set_num_examples(self, num_examples: int) -> None:
         """States the number of examples of the step whose `optimizer.step()` follows."""
@@ -457,7 +463,7 @@ class DygraphTraining:
         learning_rate, specs = _learning_rate(fleet.optimizer), self._session.catalog.tables
         return [
             summed(deduplicator, self._lookups[name], specs[name], each)._replace(
-                learning_rate=learning_rate * self._tables[name].learning_rate
+                learning_rate=self._rate_of(name, learning_rate)
             )
             for name, each in sorted(of_table.items())
         ]

@@ -13,6 +13,7 @@ from paddle.base.libpaddle import pir
 
 from fleet_sparse.core.decay import Decay
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
+from fleet_sparse.core.rules import summary
 from fleet_sparse.errors import FleetSparseError, PlanError
 
 from ..optimizer_config import OptimizerConfig, read_decay
@@ -130,6 +131,12 @@ def trained_parameters(name: str, parameters: Sequence[pir.Value], optimizer: Op
 def frozen_parameters(name: str, parameters: Sequence[pir.Value]) -> DenseParameters:
     """The array `name` of parameters without a gradient, at least one, in this order."""
     return _flattened(name, parameters, OptimizerConfig("overwrite", ()), is_trained=False)
+
+
+def summed_parameters(name: str, parameters: Sequence[pir.Value], decay: float, *, is_local: bool) -> DenseParameters:
+    """The array `name` of parameters that are decaying sums, at least one, in this order; `is_local` as its own."""
+    dense = _flattened(name, parameters, OptimizerConfig(summary.name, (("decay", decay),)), is_trained=True)
+    return dense._replace(accumulators=(Accumulators((), ()),) * len(parameters)) if is_local else dense
 
 
 def _flattened(

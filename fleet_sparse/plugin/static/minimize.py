@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import paddle
@@ -29,13 +30,22 @@ from ..session import Session
 from ..strategy import StrategyConfig, read_strategy
 from . import op_callbacks, programs
 from .accumulators import accumulators_of, has_accumulators
-from .dense_parameters import DenseParameters, check_parameters, frozen_parameters, needs_clip, trained_parameters
+from .added_gradients import summaries_of, with_added
+from .dense_parameters import (
+    DenseParameters,
+    check_parameters,
+    frozen_parameters,
+    needs_clip,
+    summed_parameters,
+    trained_parameters,
+)
 from .fleet_opt import options_of
 from .programs import fuse, note_trained
 from .sequence_pool import declared_lengths
 from .sparse_tables import tables_of
 from .value_name import value_named
 
+_Gradients = Sequence[tuple[pir.Value, pir.Value]]
 _INTEGERS = (paddle.int64, paddle.int32, paddle.int16, paddle.int8, paddle.uint8, paddle.bool)
 
 
@@ -76,7 +86,6 @@ def minimize(
     trained = [parameter for parameter in parameters if _is_trained(parameter)]
     check_parameters(trained)
     session.catalog.check_untrained(parameter.name for parameter in trained)
-    is_strict = strategy_config.strict_rules or session.settings.strict_rules
     is_reduced = strategy_config.mode.dense == ALL_REDUCE and num_workers > 1
     if is_reduced:
         check_reduced(session, optimizer, config)
@@ -86,18 +95,24 @@ def minimize(
         max_values = max_dense_values(session.settings.max_frame_bytes)
         undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
         _check_dense_sizes(undeclared, parameters_of(loss), config, num_pserver_processes, max_values)
-    check_lazy(config, (table.embedding for table in plan.tables), strict=is_strict)
+    check_lazy(
+        config,
+        (table.embedding for table in plan.tables),
+        strict=strategy_config.strict_rules or session.settings.strict_rules,
+    )
     _declare(session, program, strategy_config, config, plan)
 
     tables = fuse(session, program, plan, for_training=True) if plan.sites else ()
     _drop_parameters(session, layers, program, startup_program)
-    forward = rewrite.op_ids(program)
+    forward, decays = rewrite.op_ids(program), summaries_of(program)
     trainable = [table for table in tables if table.plan.embedding.is_trainable]
     rows = [table.rows for table in trainable]
-    params_grads = optimizer.backward(loss, startup_program, [*trained, *rows], no_grad_set)
-    grads_of_rows = [(table, _grad_of(table.rows, params_grads)) for table in trainable]
-    updated = [(table, grad) for table, grad in grads_of_rows if grad is not None]
-    dense_grads = [(p, g) for p, g in params_grads if not any(p.is_same(row) for row in rows)]
+    params_grads = optimizer.backward(with_added(loss), startup_program, [*trained, *rows], no_grad_set)
+    updated = [(table, g) for table in trainable if (g := _grad_of(table.rows, params_grads)) is not None]
+    of_parameters = [(p, g) for p, g in params_grads if not any(p.is_same(row) for row in rows)]
+    dense_grads = [(p, g) for p, g in of_parameters if p.name not in decays]
+    is_shared = num_workers > 1 and strategy_config.mode.kind != GEO and not is_reduced
+    summaries = _summaries(session, of_parameters, decays, is_local=not is_shared)
     is_alone = num_workers == 1 and strategy_config.mode.kind != GEO and has_accumulators(optimizer)
     with paddle.static.program_guard(program, startup_program):
         optimizer._create_global_learning_rate()
@@ -105,17 +120,18 @@ def minimize(
             updated,
             [parameter for parameter, _ in dense_grads],
             [grad for _, grad in dense_grads],
-            _step_clip(config, updated, dense_grads),
+            _step_clip(config, updated, dense_grads, summaries),
             _statistics(program, [table for table, _ in updated]),
             examples,
             optimizer._global_learning_rate(),
+            summaries,
         )
         dense = _dense_array(session, step.parameters, config)
         if dense is not None and (is_alone or is_reduced):
             _train_locally(session, step, dense, optimizer, config, is_reduced=is_reduced)
-        elif updated or dense is not None:
+        elif updated or dense is not None or summaries:
             _train_on_pservers(session, step, dense)
-    _freeze_others(session, parameters, {parameter.name for parameter, _ in dense_grads})
+    _freeze_others(session, parameters, {parameter.name for parameter, _ in of_parameters})
     rewrite.resolve(program, tables)
     rewrite.mark_train_only(program, lambda op: op.id() in forward)
     note_trained(session, program, startup_program)
@@ -127,6 +143,7 @@ def _declare(
 ) -> None:
     """Declares the mode of the job and the tables of a program."""
     session.catalog.declare_mode(strategy_config.mode)
+    session.catalog.declare_accessors(strategy_config.accessors)
     if strategy_config.refuse_ids_past_size:
         for table in plan.tables:
             session.catalog.declare_size(table.embedding)
@@ -154,6 +171,15 @@ class Statistics(NamedTuple):
     """Values from which the update op computes them, table by table."""
 
 
+class Summary(NamedTuple):
+    """Parameters that the pservers add up, with one decay."""
+
+    dense: DenseParameters
+    parameters: list[pir.Value]
+    of_batch: list[pir.Value]
+    """What the batch adds to each."""
+
+
 class _Step(NamedTuple):
     """The gradients of a program."""
 
@@ -168,6 +194,7 @@ class _Step(NamedTuple):
     examples: dict[str, pir.Value]
     """The inputs whose first dimension is the number of examples, by name."""
     learning_rate: pir.Value
+    summaries: tuple[Summary, ...] = ()
 
     def push(
         self,
@@ -181,8 +208,9 @@ class _Step(NamedTuple):
     ) -> tuple[pir.Value, ...]:
         """Inserts the update op; returns its outputs. Other arguments: see `rewrite` and `op_callbacks`."""
         of_tables = tuple(table.plan for table, _ in self.updated)
+        arrays = (*(() if dense is None else (dense,)), *(summary.dense for summary in self.summaries))
         plan = op_callbacks.UpdatePlan(
-            of_tables, dense, local, is_reduced, self.statistics.of_tables, tuple(self.examples), self.clip
+            of_tables, arrays, local, is_reduced, self.statistics.of_tables, tuple(self.examples), self.clip
         )
         return rewrite.insert_update(
             [table for table, _ in self.updated],
@@ -199,10 +227,12 @@ class _Step(NamedTuple):
 def _train_on_pservers(session: Session, step: _Step, dense: DenseParameters | None) -> None:
     """Inserts the op that pushes all gradients, and writes new values of the dense parameters."""
     dense = None if dense is None else session.catalog.declare_dense(dense)
-    outputs = [OutSpec(tuple(parameter.shape), "float32") for parameter in step.parameters]
-    results = step.push(session, step.grads, outputs, dense=dense)
+    parameters = [*step.parameters, *(each for summary in step.summaries for each in summary.parameters)]
+    grads = [*step.grads, *(each for summary in step.summaries for each in summary.of_batch)]
+    outputs = [OutSpec(tuple(parameter.shape), "float32") for parameter in parameters]
+    results = step.push(session, grads, outputs, dense=dense)
     if outputs:
-        rewrite.overwrite(step.parameters, results)
+        rewrite.overwrite(parameters, results)
 
 
 def _train_locally(
@@ -263,10 +293,12 @@ def _statistics(program: pir.Program, tables: list[rewrite.PrefetchedTable]) -> 
     inputs: list[pir.Value] = []
     for table in tables:
         embedding = table.plan.embedding
-        if embedding.entry is None or not ENTRIES[embedding.entry.policy].statistics:
+        is_counted = embedding.entry is not None and ENTRIES[embedding.entry.policy].statistics
+        if not is_counted and not embedding.has_show_click:
             of_tables.append(None)
             continue
-        show_click = [] if embedding.show_click is None else _inputs_named(program, embedding)
+        is_named = embedding.show_click is not None and not embedding.has_show_click
+        show_click = _inputs_named(program, embedding) if is_named else []
         lengths = _lengths_of(program, table) if show_click else []
         has_lengths = tuple(each is not None for each in lengths)
         of_tables.append(op_callbacks.TableStatistics(len(table.positions), bool(show_click), has_lengths))
@@ -321,11 +353,35 @@ def _step_clip(
     config: OptimizerConfig,
     updated: list[tuple[rewrite.PrefetchedTable, pir.Value]],
     dense_grads: list[tuple[pir.Value, pir.Value]],
+    summaries: Sequence[Summary],
 ) -> StepClip | None:
     if config.clip is None or not config.clip.needs_norm:
         return None
     of_tables = [table.plan.embedding.need_clip for table, _ in updated]
-    return StepClip(config.clip, (*of_tables, *(needs_clip(parameter) for parameter, _ in dense_grads)))
+    of_summaries = [False for summary in summaries for _ in summary.parameters]
+    return StepClip(config.clip, (*of_tables, *(needs_clip(p) for p, _ in dense_grads), *of_summaries))
+
+
+def _summaries(
+    session: Session, params_grads: _Gradients, decays: Mapping[str, float], *, is_local: bool
+) -> tuple[Summary, ...]:
+    """Declares the parameters that are decaying sums: one array for each decay.
+
+    Returns:
+        Those that the pservers add up: none with `is_local`, when the program does.
+    """
+    summaries, sums = [], [(parameter, grad) for parameter, grad in params_grads if parameter.name in decays]
+    for decay in sorted({decays[parameter.name] for parameter, _ in sums}):
+        chosen = [(parameter, of_batch) for parameter, of_batch in sums if decays[parameter.name] == decay]
+        parameters, of_batch = [p for p, _ in chosen], [each for _, each in chosen]
+        name = f"summary.{len(session.catalog.dense)}"
+        dense = session.catalog.declare_dense(summed_parameters(name, parameters, decay, is_local=is_local))
+        if is_local:
+            with paddle.static.program_guard(parameters[0].block.program):
+                rewrite.overwrite(parameters, [p * decay + d for p, d in zip(parameters, of_batch, strict=True)])
+        else:
+            summaries.append(Summary(dense, parameters, of_batch))
+    return tuple(summaries)
 
 
 def check_geo(mode: Mode, config: OptimizerConfig) -> None:

@@ -7,6 +7,7 @@ of a step go from its prefetch op to its update op through `Session.step_ids`, b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from paddle.base import core
 
 from fleet_sparse.core.clip import scaled, squared_norms
-from fleet_sparse.core.entries import COUNTS, SHOW, STATISTICS
+from fleet_sparse.core.entries import CLICK, COUNTS, SHOW, STATISTICS
 from fleet_sparse.core.ids import table_salt
-from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.core.table_spec import NUM_SHOW_CLICK, TableSpec
 from fleet_sparse.errors import PlanError
 from fleet_sparse.transpiler.placeholder import SiteSpec
 from fleet_sparse.transpiler.plan import RewritePlan, TablePlan
@@ -160,8 +161,8 @@ class UpdatePlan(NamedTuple):
     """The gradients that an update op pushes."""
 
     tables: tuple[TablePlan, ...]
-    dense: DenseParameters | None
-    """The dense parameters that the pservers train."""
+    dense: tuple[DenseParameters, ...]
+    """The dense arrays that the pservers train or add up."""
     local: DenseParameters | None
     """The dense parameters that Paddle's optimizer trains in the program, after the update op."""
     is_reduced: bool
@@ -176,6 +177,8 @@ class UpdatePlan(NamedTuple):
 
 def update(session: Session, plan: UpdatePlan) -> Body:
     """Callback of an update op. Inputs and outputs: see `insert_update`."""
+    names = [table.embedding.name for table in plan.tables]
+    rates = [session.catalog.learning_rate_of(name) for name in names]  # None: the optimizer's
     tables = [(table.embedding.name, table.embedding.learning_rate) for table in plan.tables]
     ticket = 1 + len(plan.batch_inputs)  # index among the inputs, as the next ones
     first_grads = ticket + (1 if tables else 0)
@@ -196,13 +199,18 @@ def update(session: Session, plan: UpdatePlan) -> Body:
                     grads = grads.copy()
                 if len(grads) > len(unique.ids):
                     grads = grads[: len(unique.ids)]  # without the row of padding
-                rows.append(RowBatch(specs[name], unique, grads, learning_rate * multiplier))
+                own_rate = rates[number - first_grads]
+                rate = learning_rate * multiplier if own_rate is None else own_rate * multiplier
+                rows.append(RowBatch(specs[name], unique, grads, rate))
             if statistics:
                 rows = _with_statistics(rows, statistics, inputs[first_statistics:first_dense])
         dense = []
-        if plan.dense is not None:
-            values = [outputs.allocate(index, shape) for index, shape in enumerate(plan.dense.shapes)]
-            dense.append(DenseUpdate(plan.dense.spec, _flat(inputs[first_dense:]), values, learning_rate))
+        place = 0
+        for array in plan.dense:
+            values = [outputs.allocate(index, shape) for index, shape in enumerate(array.shapes, place)]
+            begin, place = first_dense + place, place + len(array.shapes)
+            grads_of_array = _flat(inputs[begin : first_dense + place])
+            dense.append(DenseUpdate(array.spec, grads_of_array, values, learning_rate))
         if plan.local is not None and not plan.is_reduced:
             rows = _clipped(plan.clip, rows, inputs[first_dense:], outputs)
             check_finite(rows, ())  # before the dense parameters change
@@ -218,7 +226,7 @@ def update(session: Session, plan: UpdatePlan) -> Body:
             session.update(rows, dense, num_examples, None, local_array=plan.local.spec.name)
             outputs.allocate(0, inputs[0].shape)[...] = learning_rate
             return
-        if plan.dense is None:
+        if not plan.dense:
             outputs.set_number(0, 0)
         session.update(rows, dense, num_examples, plan.clip)
 
@@ -236,9 +244,15 @@ def _with_statistics(
             positions = [next(given) for _ in range(each.num_lookups)]
             show_click = [next(given), next(given)] if each.has_show_click else []
             lengths = [next(given) if has_lengths else None for has_lengths in each.has_lengths]
-            counted.append(
-                batch._replace(statistics=statistics_of_ids(batch.spec, batch.unique, positions, show_click, lengths))
-            )
+            of_rows: dict[str, NDArray[Any]] = {}
+            if batch.spec.has_show_click:  # continuous_value_model makes them the gradient of the values that hold them
+                of_rows = {SHOW: batch.values[:, 0], CLICK: batch.values[:, 1]}
+                values = batch.values.copy()
+                values[:, :NUM_SHOW_CLICK] = 0
+            else:
+                values = batch.values
+            found = statistics_of_ids(batch.spec, batch.unique, positions, show_click, lengths, of_rows)
+            counted.append(batch._replace(values=values, statistics=found))
             begin += each.num_inputs
         else:
             counted.append(batch)
@@ -251,6 +265,7 @@ def statistics_of_ids(
     positions: Sequence[NDArray[np.int64]],
     show_click: Sequence[NDArray[Any]],
     lengths: Sequence[NDArray[Any] | None] = (),
+    of_rows: Mapping[str, NDArray[Any]] = MappingProxyType({}),
 ) -> list[NDArray[Any]]:
     """Returns `spec.statistics` of the ids of a batch, `(k,)` each.
 
@@ -260,6 +275,7 @@ def statistics_of_ids(
         positions: For each lookup the place of each id among them; an id past the last one is padding.
         show_click: Shows and clicks of each example; empty if the table does not read them.
         lengths: For each lookup of a ragged field the number of ids of each example, else None; empty if all are None.
+        of_rows: Statistics that are known for each distinct id, by name.
 
     Raises:
         ValueError: A lookup has another number of examples than they, or lengths do not add up to its ids.
@@ -267,6 +283,9 @@ def statistics_of_ids(
     num_ids = len(unique.ids)
     found = []
     for name in spec.statistics:
+        if name in of_rows:
+            found.append(np.ascontiguousarray(of_rows[name], STATISTICS[name]))
+            continue
         total = np.zeros(num_ids + 1)
         for of_lookup, of_each in zip(positions, lengths or [None] * len(positions), strict=True):
             if name == COUNTS:

@@ -13,7 +13,7 @@ import paddle
 from numpy.typing import NDArray
 from paddle.base.libpaddle import pir
 
-from fleet_sparse.transpiler.op_names import SEGMENTS
+from fleet_sparse.transpiler.op_names import RAGGED, SEGMENTS
 from fleet_sparse.transpiler.raw_op import Body, Outputs, OutSpec, emit
 
 _SUM, _MEAN, _ = COMBINERS = ("sum", "mean", "sqrtn")
@@ -83,7 +83,9 @@ def insert_segments(fields: Sequence[Field], pooling: Pooling) -> Segments:
     """Inserts the op for all fields of a call. It raises `ValueError` if lengths or shapes do not fit the ids."""
     plans, inputs = _inputs(fields, paddle.shape)
     outputs = _outputs(pooling)
-    values = emit(SEGMENTS, _body(plans, pooling), inputs, list(outputs.values()), {})
+    is_plain = len(fields) == 1 and fields[0].is_ragged and pooling.padding_idx is None and not pooling.needs_mask
+    attributes = {RAGGED: pooling.combiner} if is_plain and not pooling.has_weights else {}
+    values = emit(SEGMENTS, _body(plans, pooling), inputs, list(outputs.values()), attributes)
     for value in values:
         value.stop_gradient = True
     return Segments(**dict(zip(outputs, values, strict=True)))

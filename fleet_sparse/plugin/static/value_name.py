@@ -40,6 +40,14 @@ def value_named(program: pir.Program, name: str) -> pir.Value | None:
     return None
 
 
+def result_named(name: str) -> pir.Value | None:
+    """The result of an op that was asked for its name and has this one; None if there is none.
+
+    It may be that of a lookup which was replaced.
+    """
+    return next((values[name] for values in _values.values() if name in values), None)
+
+
 def copy_names(program: pir.Program, copy: pir.Program) -> None:
     """Makes the names that are asked for in `program` names in a copy of it."""
     _values[copy] = _values.setdefault(program, {})

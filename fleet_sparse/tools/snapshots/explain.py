@@ -66,25 +66,26 @@ def explain(content: SnapshotReader, table: str, id_: int) -> Explanation:
     ids = np.array([id_], np.int64)
     (bucket,) = bucket_of(ids, spec.salt).tolist()
     norm = num_unseen_days = None
-    totals = np.zeros(len(spec.statistics), np.float32)
+    named: dict[str, float] = {}
     for rows in rows_of_ids(content, table, [id_]):
         norm = float(np.linalg.norm(rows.rows[0].astype(np.float64)))
         days = rows.columns.get(LAST_UPDATE_DAY.name)
         num_unseen_days = found.num_days - (0 if days is None else int(days[0]))
-        totals[:] = [rows.columns[name][0] for name in spec.statistics]
-    if norm is None:
+        named = {name: float(rows.columns[name][0]) for name in spec.statistics}
+    is_admitted = norm is not None
+    if not is_admitted:
         totals = _totals_of(content, spec, id_)
-    is_admitted = norm is not None or _is_admitted(spec, ids, totals)
+        named = dict(zip(spec.counted, totals.tolist(), strict=True))
+        is_admitted = _is_admitted(spec, ids, totals)
     manifest = content.manifest
     is_even = manifest.placement_version == Placement.even(1).version
     shard = bucket * manifest.num_shards // NUM_BUCKETS if is_even else None
-    named = dict(zip(spec.statistics, totals.tolist(), strict=True))
     return Explanation(table, id_, bucket, shard, norm, num_unseen_days, spec.entry, named, is_admitted)
 
 
 def _totals_of(content: SnapshotReader, spec: TableSpec, id_: int) -> NDArray[np.float32]:
-    """Returns the totals of an id, `(len(spec.statistics),)`."""
-    counters, totals = spec.counters, np.zeros(len(spec.statistics), np.float32)
+    """Returns the totals of an id, `(len(spec.counted),)`."""
+    counters, totals = spec.counters, np.zeros(len(spec.counted), np.float32)
     if counters is None or counters.name not in content.tables:
         return totals
     if not counters.is_sketch:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.wire import control_pb2 as messages
 
@@ -28,6 +30,10 @@ class Save:
         keep_last: Number of full snapshots that stay, with their deltas; None for all.
         tables: Names of the tables to save; empty for all tables and dense arrays.
         ends_day: True if the save ends a day of the tables.
+        left_out: By table, criteria of the rows that a full snapshot does not have; they stay on the pservers.
+
+    Attributes:
+        num_rows: Number of rows of the snapshot, once it is finished.
 
     Raises:
         ValueError: There is no such kind, or `keep_last` is below 1.
@@ -42,6 +48,7 @@ class Save:
         keep_last: int | None = None,
         tables: Sequence[str] = (),
         ends_day: bool = False,
+        left_out: Mapping[str, Sequence[Criterion]] = MappingProxyType({}),
     ) -> None:
         if kind not in (FULL, DELTA):
             raise ValueError(f"save: kind is {kind!r}, should be {FULL!r} or {DELTA!r}")
@@ -53,7 +60,9 @@ class Save:
         self._keep_last = keep_last
         self._tables = tables
         self._ends_day = ends_day
+        self._left_out = left_out
         self._plan = messages.SavePlan()
+        self.num_rows = 0
 
     def begin(self, progress: Progress) -> None:
         """Returns when every shard is cut; training may continue then.
@@ -75,7 +84,9 @@ class Save:
         save_id = uuid.uuid4().hex
         with self._ended_by_errors(save_id):
             self._plan = self._rpcs.plan_save(self.dirname, save_id, kind)
-            if self._rpcs.begin_save(self._plan, self._tables, progress, ends_day=self._ends_day):
+            if self._rpcs.begin_save(
+                self._plan, self._tables, progress, ends_day=self._ends_day, left_out=self._left_out
+            ):
                 return True
         self._rpcs.end_save(save_id, committed=False)
         return False
@@ -92,6 +103,7 @@ class Save:
             files = self._rpcs.write_save(plan.save_id)
             finished = self._rpcs.finish_save(plan, files, self._keep_last)
             self._rpcs.end_save(plan.save_id, committed=True, checksum=finished.checksum)
+        self.num_rows = finished.num_rows
         snapshot: str = finished.snapshot
         return snapshot
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -53,7 +54,13 @@ class SnapshotRpcs:
         return plan
 
     def begin_save(
-        self, plan: messages.SavePlan, tables: Sequence[str], progress: Progress, *, ends_day: bool = False
+        self,
+        plan: messages.SavePlan,
+        tables: Sequence[str],
+        progress: Progress,
+        *,
+        ends_day: bool = False,
+        left_out: Mapping[str, Sequence[Criterion]] = MappingProxyType({}),
     ) -> bool:
         """Cuts every shard; returns when all are cut, or one of them cannot write this delta.
 
@@ -62,6 +69,7 @@ class SnapshotRpcs:
             tables: Names of the tables to save; empty for all tables and dense arrays.
             progress: Position of this worker, which pushes nothing until this returns.
             ends_day: True if the save ends a day of the tables.
+            left_out: By table, criteria of the rows that are not saved.
 
         Returns:
             True if all shards are cut. If not, the save has to be ended, and a full one is possible.
@@ -73,6 +81,8 @@ class SnapshotRpcs:
         request = messages.BeginSaveRequest(
             plan=plan, tables=tables, position=self._position_of(progress), ends_day=ends_day
         )
+        for table, criteria in left_out.items():
+            request.left_out.append(messages.LeftOut(table=table, criteria=map(_message_of, criteria)))
         replies = self._rpc.call_all("BeginSave", request, self._settings.positions_s + self._settings.deadline_s)
         return not any(reply.needs_full for reply in replies)
 
@@ -193,7 +203,7 @@ class SnapshotRpcs:
             ShardUnavailable: A pserver is gone, or took longer than `settings.barrier_s`.
         """
         request = messages.ShrinkRequest(
-            criteria=[messages.ShrinkCriterion(name=name, value=value) for name, value in criteria],
+            criteria=map(_message_of, criteria),
             decay=decay,
             tables=tables,
             dry_run=dry_run,
@@ -217,6 +227,10 @@ class SnapshotRpcs:
         return messages.WorkerPosition(
             worker_index=self._worker_index(), step=progress.num_steps, position=progress.position or ""
         )
+
+
+def _message_of(criterion: Criterion) -> messages.ShrinkCriterion:
+    return messages.ShrinkCriterion(name=criterion.name, value=criterion.value)
 
 
 def _joined(table: str, criterion: Criterion, of_shards: Sequence[messages.ShrinkRemoval]) -> Removal:

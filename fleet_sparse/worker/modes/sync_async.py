@@ -215,7 +215,13 @@ class PserverTraining:
     def _numbered(self, dense: Sequence[DenseUpdate]) -> list[DenseUpdate]:
         """The updates with the step count of their rule, and the encoding of the job."""
         counts, dtype = self._num_updates, self._dense_dtype
-        return [update._replace(optimizer_step=counts.get(update.spec.name, 0) + 1, dtype=dtype) for update in dense]
+        return [
+            update._replace(
+                optimizer_step=counts.get(update.spec.name, 0) + 1,
+                dtype=RowDtype.FLOAT32 if update.spec.update_rule.is_summed else dtype,  # sums take no rounding
+            )
+            for update in dense
+        ]
 
     def _two_phases(
         self,

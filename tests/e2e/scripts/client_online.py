@@ -29,10 +29,11 @@ class Net(paddle.nn.Layer):
     def forward(self, show, click, slots):
         show, click = paddle.cast(show, "float32"), paddle.cast(click, "float32")
         entry = paddle.distributed.ShowClickEntry(show.name, click.name)
-        pooled = []
+        pooled, self.rows = [], []
         for slot in slots:
             attr = paddle.ParamAttr(name="embedding")
             rows = paddle.static.nn.sparse_embedding(slot, [1000, DIM], padding_idx=0, entry=entry, param_attr=attr)
+            self.rows.append(rows)
             pooled.append(paddle.static.nn.sequence_pool(rows, "sum"))
         y = paddle.concat(pooled, axis=1)
         for layer in self.layers:
@@ -75,7 +76,8 @@ def main():
         paddle.static.data(name=name, shape=[None, 1], dtype="int64", lod_level=1)
         for name in ("show", "click", *(str(number) for number in range(NUM_SLOTS)))
     ]
-    predicted = Net()(show, click, slots)
+    net = Net()
+    predicted = net(show, click, slots)
     both = paddle.concat([1 - predicted, predicted], axis=1)
     auc, _, auc_statistics = paddle.static.auc(input=both, label=click, slide_steps=0)
     metrics = paddle.static.ctr_metric_bundle(predicted, paddle.cast(click, "float32"))
@@ -104,6 +106,7 @@ def main():
         dataset.release_memory()
         fleet.save_persistables(exe, f"model/{day}/", None, mode=3)
         fleet.shrink()
+        fleet.save_inference_model(exe, f"model/{day}/base", [rows.name for rows in net.rows], [predicted], mode=2)
         fleet.barrier_worker()
     if fleet.is_first_worker():
         fleet.load_model("model/20190722", 0)

@@ -225,11 +225,6 @@ def test_a_continuous_value_model_without_cvm_drops_two_columns() -> None:
     np.testing.assert_array_equal(got, values[:, 2:])
 
 
-def test_data_norm_is_refused_by_name() -> None:
-    with pytest.raises(PlanError, match="batch_norm"):
-        paddle.static.nn.data_norm(None)
-
-
 def test_all_of_it_goes_with_uninstall():
     fleet_sparse.uninstall()
     assert not hasattr(paddle.io.DataLoader, "from_generator")

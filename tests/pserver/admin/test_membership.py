@@ -7,7 +7,8 @@ import pytest
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import PlanError, SettingError, WorkerLost
 from fleet_sparse.launch import Launch
-from fleet_sparse.pserver.admin.membership import LAST_BARRIER, MAX_WORKERS, RECONNECT_S, Joined, Membership, Registrant
+from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
+from fleet_sparse.pserver.admin.membership import MAX_WORKERS, RECONNECT_S, Joined, Membership, Registrant
 
 LOST_AFTER_S = 30.0
 UNSEEN_AFTER_S = 60.0
@@ -75,6 +76,25 @@ def test_barrier_alone_is_one_of_all_workers_if_all_arrive() -> None:
     assert job.arrive("load", 1, alone=True)
     assert job.arrive("load", 0, alone=True)
     assert not job.members.passed_alone("load", 0)
+
+
+@pytest.mark.parametrize("order", [("meet", "stop_worker"), ("stop_worker", "meet")])
+def test_a_worker_at_the_last_barrier_is_not_waited_for(order: tuple[str, str]) -> None:
+    job = Job(2)
+    workers = {"meet": 1, "stop_worker": 0}
+    assert not job.arrive(order[0], workers[order[0]])
+    job.arrive(order[1], workers[order[1]])
+    assert job.arrive("meet", 1)
+    assert not job.members.passed_alone("meet", 1)
+    assert job.arrive("stop_worker", 1)
+    assert job.arrive("stop_worker", 0)
+
+
+def test_contributions_are_waited_for_at_the_last_barrier() -> None:
+    job = Job(2)
+    assert not job.arrive("stop_worker", 0)
+    with pytest.raises(PlanError):
+        job.arrive("gather", 1, contribution=(b"one",))
 
 
 def test_contributions_are_in_the_order_of_the_workers() -> None:

@@ -22,7 +22,8 @@ from fleet_sparse.errors import (
     TableMismatch,
     WorkerLost,
 )
-from fleet_sparse.pserver.admin.membership import LAST_BARRIER, Membership
+from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
+from fleet_sparse.pserver.admin.membership import Membership
 from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire import control_pb2 as messages

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.placement import Placement
@@ -70,7 +71,7 @@ class CountTable(Table):
             self.changed.add(id_)
         return len(push.ids)
 
-    def capture(self, *, only_changed: bool, ends_day: bool) -> CountCut:
+    def capture(self, *, only_changed: bool, ends_day: bool, left_out: Sequence[Criterion] = ()) -> CountCut:
         ids = self.changed if only_changed else self.counts.keys()
         cut = CountCut({id_: self.counts[id_] for id_ in ids})
         self.changed = set()

@@ -254,6 +254,14 @@ def test_merged_gradients_stay_while_the_next_are_merged() -> None:
     assert prepared.grads.tolist() == [3.0] * 12
 
 
+def test_decaying_sums_of_workers_are_added_and_not_averaged() -> None:
+    table = table_of(DenseSpec("sums", "summary", (("decay", 0.5),), SEGMENTS))
+    table.assign(Assignment(table.spec.table_id, np.full(12, 4, np.float32)))
+    pushes = [[Push(table.spec.table_id, None, np.full(12, value, np.float32), 0.1, 1, 8.0)] for value in (1, 2)]
+    table.apply(table.merge(pushes, AVG))
+    assert table.range.values.tolist() == [5.0] * 12
+
+
 # Values in parts
 
 PARTS = ((0, 2), (2, 5), (5, 12))
