@@ -142,8 +142,8 @@ def parity(  # noqa: PLR0913, PLR0917  # options of the command
     pservers. With several workers in another mode the differences are shown and not judged. Every batch contains every
     id, because pservers train lazily and Paddle does not.
 
-    With --serving it trains and saves a model, and compares the predictions of the job with those of the plain model, the
-    ONNX model and a Predictor on --readers pservers, for a full snapshot and for a delta. They are equal to 1e-6.
+    With --serving it trains and saves a model, and compares the predictions of the job with those of the plain model,
+    the ONNX model and a Predictor on --readers pservers, for a full snapshot and for a delta. They are equal to 1e-6.
     """
     if serving:
         given = {"scale": scale, "max-step-lag": max_step_lag, "k-steps": k_steps}
