@@ -70,7 +70,10 @@ class Behaviour:
     positions_s: Seconds = 30.0
     """Seconds that a save waits for each worker to report its position, in async training with several workers."""
 
-    version_keep_s: Seconds = 5.0
+    read_try_s: Seconds = 0.1
+    """Seconds without an answer after which a `Predictor` asks another replica of the shard, too."""
+
+    version_keep_s: Seconds = 0.5
     """Seconds for which a read-only pserver answers reads of a version at least after it has adopted the next one; a
     version after that waits as long."""
 

@@ -16,7 +16,7 @@ import fleet_sparse
 NEEDS_PADDLE = (
     *("fleet_sparse.plugin", "fleet_sparse.nn", "fleet_sparse.transpiler", "fleet_sparse.models"),
     *("fleet_sparse.tools.parity", "fleet_sparse.serving.onnx_export", "fleet_sparse.serving.paddle_export"),
-    *("fleet_sparse.serving.paddle_network", "fleet_sparse.serving.predictor"),
+    *("fleet_sparse.serving.paddle_network", "fleet_sparse.serving.predictor", "fleet_sparse.serving.onnx_network"),
 )
 
 

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "pserver": {"snapshot", "wire", "core", "warm_up", "custom_rules"},
     "worker": {"wire", "core", "warm_up"},
     "transpiler": {"core"},
-    "serving": {"transpiler", "worker", "wire", "snapshot", "core"},
+    "serving": {"transpiler", "worker", "wire", "snapshot", "core", "warm_up"},
     "plugin": {"transpiler", "serving", "worker", "snapshot", "core", "embedded", "warm_up", "custom_rules"},
     "models": {"plugin", "core"},
     "tools": {"plugin", "serving", "worker", "wire", "snapshot", "core", "local_pservers", "warm_up"},

@@ -87,6 +87,11 @@ class TableSpec(Spec):
         """The policy that `entry` names; None without one."""
         return None if self.entry is None else ENTRIES[self.entry.policy]
 
+    @property
+    def read_initializer(self) -> Initializer:
+        """Distribution of what an id without a row reads: zeros in a table with an entry."""
+        return self.initializer if self.entry is None else constant(0.0)
+
     @cached_property
     def statistics(self) -> tuple[str, ...]:
         """Names of the statistics of each id that pushes carry, in the order of the columns on the wire."""

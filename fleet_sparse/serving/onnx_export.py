@@ -97,12 +97,12 @@ def export_onnx(
         with_exact_integers(network.program)
         inputs = list(inputs_of(network.program).values())
         save_network(local / NETWORK, network.program, inputs, network.results, values)
-        networks = [_converted(local / NETWORK)]
+        networks = [converted(local / NETWORK)]
         if model.computed:
             ids = load_network(local / IDS)
             with_exact_integers(ids.program)
             save_network(local / IDS, ids.program, list(inputs_of(ids.program).values()), ids.results, ids.values)
-            networks.insert(0, _converted(local / IDS))
+            networks.insert(0, converted(local / IDS))
         whole = _whole(model, tables, networks)
         onnx.save(whole, str(local / f"{MODEL}.onnx"))
         check_equal("onnx", "onnxruntime's", model, run_onnx(local / f"{MODEL}.onnx", feed), expected)
@@ -195,13 +195,17 @@ def _encode(number: int, lookup: ModelLookup, ids: str, index: str, table: Sorte
     return [*nodes, encoder]
 
 
-def _converted(path: Path) -> onnx.ModelProto:
-    """The ONNX model of a Paddle network, by paddle2onnx in another process."""
+def converted(path: Path) -> onnx.ModelProto:
+    """Returns the ONNX model of a Paddle network, made by paddle2onnx in another process.
+
+    Raises:
+        FleetSparseError: paddle2onnx failed.
+    """
     import onnx
 
     command = [sys.executable, "-W", "ignore", "-c", _EXPORT, str(path), str(OPSET)]
     ended = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
     if ended.returncode != 0:
         said = (ended.stdout + ended.stderr).decode(errors="replace").strip()[-1000:]
-        raise FleetSparseError(f"export --format onnx: paddle2onnx ended with {ended.returncode}: {said}")
+        raise FleetSparseError(f"paddle2onnx ended with {ended.returncode}: {said}")
     return onnx.load(f"{path}.onnx")

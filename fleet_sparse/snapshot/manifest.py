@@ -14,6 +14,7 @@ import msgspec
 import xxhash
 
 from fleet_sparse.core.ids import NUM_BUCKETS
+from fleet_sparse.core.version import Version
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import SnapshotError
 
@@ -240,6 +241,11 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 def snapshot_name(number: int, kind: str) -> str:
     """Returns the name of a snapshot's directory."""
     return f"{number:06d}-{kind}"
+
+
+def version_of(manifest: Manifest) -> Version:
+    """Returns the version that a snapshot is."""
+    return Version(manifest.number, int(manifest.checksum))
 
 
 def file_name(shard: int, num_shards: int) -> str:

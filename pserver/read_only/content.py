@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.core.version import Version
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory
-from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.manifest import Manifest, version_of
 from fleet_sparse.snapshot.open_snapshot import OpenSnapshot, open_snapshot
 from fleet_sparse.snapshot.reader import SnapshotReader
 from fleet_sparse.snapshot.rows_format import TableSection
@@ -51,11 +50,6 @@ class Change(NamedTuple):
     """In the order in which they are applied."""
     values: dict[int, NDArray[np.float32] | None]
     """Values of the shard's range of every dense array, by number on the wire; None for one without values."""
-
-
-def version_of(manifest: Manifest) -> Version:
-    """Returns the version that a snapshot is."""
-    return Version(manifest.number, int(manifest.checksum))
 
 
 def load(shard: ReadOnlyShard, chain: Chain) -> int:

@@ -13,9 +13,10 @@ import numpy as np
 
 from fleet_sparse.core.version import Version
 from fleet_sparse.snapshot.directory import Directory
+from fleet_sparse.snapshot.manifest import version_of
 from fleet_sparse.snapshot.store import SnapshotStore
 
-from .content import Chain, Change, Post, deltas, differences, version_of
+from .content import Chain, Change, Post, deltas, differences
 from .shard import ReadOnlyShard
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
-from fleet_sparse.core.initializer import constant, initial_rows
+from fleet_sparse.core.initializer import initial_rows
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.rules import read_only
 from fleet_sparse.core.table_spec import TableSpec
@@ -201,7 +201,7 @@ class ReadOnlyShard:
                 "CHANGED alone and nothing can be pushed to it",
             )
         if header.op is Op.CHANGED:
-            return Reply(Op.ROWS, self._changed(header.step), 0, header.step)
+            return Reply(Op.ROWS, self._changed(header.step, header.push_floor), 0, header.step)
         is_newest = self._is_newest(header.step)
         return Reply(
             Op.ROWS, [self._read(index, block, is_newest) for index, block in enumerate(blocks)], 0, header.step
@@ -283,13 +283,13 @@ class ReadOnlyShard:
         self.counters.num_pulled_rows += block.count
         return rows
 
-    def _changed(self, checksum: int) -> list[Block]:
-        """Returns the ids of the rows in which the newest version differs from the older one."""
-        if not self._is_newest(checksum) or len(self.versions) == 1:
+    def _changed(self, checksum: int, before: int) -> list[Block]:
+        """Returns the ids of the rows in which the newest version and the older one differ, which `before` is, or 0."""
+        if not self._is_newest(checksum) or len(self.versions) == 1 or before not in (0, self.versions[1].checksum):
             raise Refusal(
                 ErrorCode.VERSION_GONE,
-                f"version {checksum:016x}: this pserver does not have it and the version before it; its newest is "
-                f"{self.newest.checksum:016x} of snapshot {self.newest.number}",
+                f"version {checksum:016x}: this pserver does not have it and the version {before:016x} before it; its "
+                f"newest is {self.newest.checksum:016x} of snapshot {self.newest.number}",
                 self.newest.checksum,
             )
         changed = [table for table in self.tables.values() if table.rows.num_changed]
@@ -309,8 +309,7 @@ class ReadOnlyShard:
 
 def spec_of_reads(spec: TableSpec) -> TableSpec:
     """Returns the spec of a table as it is served: without states, and with zeros for ids that an entry keeps out."""
-    initializer = spec.initializer if spec.entry is None else constant(0.0)
-    return replace(spec, rule=read_only.name, hyperparameters=(), initializer=initializer, entry=None)
+    return replace(spec, rule=read_only.name, hyperparameters=(), initializer=spec.read_initializer, entry=None)
 
 
 def check_same(served: ServedTable | ServedArray, spec: TableSpec | DenseSpec, origin: str) -> None:

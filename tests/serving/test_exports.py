@@ -136,7 +136,7 @@ def predictor_of(directory, num_shards=2, model="serve"):
     """Predicts with read-only pservers of the model."""
     with (
         local_pservers(num_shards, root=directory, load_dirname="serve/rows", arguments=["--read-only"]) as pservers,
-        Predictor(str(directory / model), pservers.endpoints, Settings()) as predictor,
+        Predictor(str(directory / model), pservers.endpoints, settings=Settings()) as predictor,
     ):
         yield predictor
 
@@ -153,7 +153,7 @@ def test_a_predictor_predicts_as_the_job(directory, program):
             (found,) = predictor.run(feed).outputs.values()
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-        stats = predictor.stats
+        stats = predictor.stats()
         assert (stats.version.number, stats.num_predictions, stats.num_adopted, stats.num_failed) == (1, 4, 1, 0)
 
 

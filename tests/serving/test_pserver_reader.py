@@ -85,10 +85,10 @@ def test_pservers_follow_a_series_and_forget_the_oldest(
                 reading = reader.read({"sgd": IDS}, ["dense"], version=versions[-1 - back])
                 assert set(reading.rows["sgd"].ravel()) | set(reading.values["dense"]) == {expected}
             assert reader.read({"sgd": np.array([5, 5])}).rows["sgd"].tolist() == [[0.5, 0.5]] * 2
-            changed = reader.changed(versions[-1])
+            changed = reader.changed(versions[-1], versions[-2])
             assert changed is not None
             assert sorted(changed["sgd"].tolist()) == sorted(IDS.tolist())
-        assert reader.changed(versions[1]) is None
+        assert reader.changed(versions[1], versions[0]) is None
         with pytest.raises(ProtocolError) as gone:
             reader.read({"sgd": IDS}, version=versions[0])
         assert gone.value.code is ErrorCode.VERSION_GONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleet_sparse.credentials import NO_KEYS, Credentials
@@ -25,7 +25,11 @@ _PAUSE_S = 0.01
 
 
 def open_channel(
-    registrations: Sequence[Registration], settings: Settings, credentials: Credentials = NO_KEYS
+    registrations: Sequence[Registration],
+    settings: Settings,
+    credentials: Credentials = NO_KEYS,
+    *,
+    on_lost: Callable[[int], None] | None = None,
 ) -> Channel:
     """Opens the channel to the pservers that `settings.channel` selects.
 
@@ -33,6 +37,7 @@ def open_channel(
         registrations: Registrations of all shards, in order.
         settings: With `auto`: streams, or ZeroMQ if the pservers accept only that.
         credentials: Credentials of this process.
+        on_lost: Called inside `receive` or `send` with the index of a connection that was lost; ZeroMQ does not say so.
 
     Raises:
         SettingError: The pservers do not accept the selected channel, or this process may not use their Unix sockets.
@@ -52,7 +57,8 @@ def open_channel(
         for each in registrations:
             if each.stream_endpoint.startswith("unix:"):
                 _check_reachable(each)
-    return StreamChannel([each.stream_endpoint for each in registrations], settings, credentials=credentials)
+    endpoints = [each.stream_endpoint for each in registrations]
+    return StreamChannel(endpoints, settings, credentials=credentials, on_lost=on_lost)
 
 
 def _check_reachable(registration: Registration) -> None:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -51,6 +51,7 @@ class StreamChannel:
         settings: Settings with the largest frame; an answer to a push may be twice as large.
         buffer_bytes: Buffer size of each Unix socket.
         credentials: Credentials of this process.
+        on_lost: Called inside `receive` or `send` with the shard of a stream that was connected and is lost.
 
     Raises:
         SettingError: An endpoint is malformed.
@@ -63,6 +64,7 @@ class StreamChannel:
         *,
         buffer_bytes: int = SOCKET_BUFFER_BYTES,
         credentials: Credentials = NO_KEYS,
+        on_lost: Callable[[int], None] | None = None,
     ) -> None:
         self._are_near = [_is_near(endpoint) for endpoint in endpoints]  # constant after construction
         self._lock = threading.RLock()  # guards closing `_wake_fd`; a signal handler may take it again
@@ -90,6 +92,7 @@ class StreamChannel:
             self.lane = Lane(self._connections, self._ready, self._wake_fd)
         try:
             for connection in self._connections:
+                connection.on_lost = on_lost
                 connection.connect()
         except BaseException:
             self.close()
@@ -221,6 +224,8 @@ class _ShardStream:
         self._epoll = epoll
         self._by_fd = by_fd
         self._credentials = credentials
+        self.on_lost: Callable[[int], None] | None = None
+        """Called with the shard when a stream that was connected is lost."""
         self.writer = FrameWriter()
         self.buffer: NDArray[np.int64] | None = None  # set by a lane, once
         self._place: StreamPlace | None = None
@@ -317,10 +322,13 @@ class _ShardStream:
     def fail(self, error: Exception) -> None:
         """Ends a broken stream; it connects again."""
         logger.debug("shard %d at %s: %s", self.shard, self._endpoint, error)
+        was_connected = self.connection is not None
         self._end()
         self.writer.begin_again()
         self.connects_at = time.monotonic() + self.pause_s
         self.pause_s = min(max(2 * self.pause_s, _RECONNECT_S), _RECONNECT_MAX_S)
+        if was_connected and self.on_lost is not None:
+            self.on_lost(self.shard)
 
     def _end(self) -> None:
         stream, self._stream = self._stream, None
