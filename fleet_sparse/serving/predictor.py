@@ -22,6 +22,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
 
 from .feeds import check_bounds, checked_feed
+from .local_reader import LocalReader
 from .model import IDS, NETWORK, read_model
 from .paddle_export import copy_files
 from .paddle_network import OpenNetwork, save_values, values_of
@@ -79,7 +80,8 @@ class Predictor:
 
     Args:
         model: Path or URL of a directory that `fleet.save_inference_model` wrote.
-        pservers: `host:port` of the control plane of a read-only pserver for each shard, in their order.
+        pservers: `host:port` of the control plane of a read-only pserver for each shard, in their order; or a version
+            that is held inside the process.
         settings: Timeouts and limits; None for those of the environment.
 
     Raises:
@@ -89,7 +91,7 @@ class Predictor:
         ShardUnavailable: A pserver is not there, or they have no version in common.
     """
 
-    def __init__(self, model: str, pservers: Sequence[str], settings: Settings | None = None) -> None:
+    def __init__(self, model: str, pservers: Sequence[str] | LocalReader, settings: Settings | None = None) -> None:
         directory = directory_at(model)
         self._model = read_model(directory)
         if not self._model.is_split:
@@ -106,12 +108,13 @@ class Predictor:
             copy_files(directory, self._model, NETWORK, self._local)
             self._values = values_of(self._local / NETWORK)
             self._ids = OpenNetwork(self._local / IDS, has_onednn=False) if self._model.computed else None
-            self._reader = undo.enter_context(PserverReader(pservers, settings))
+            self._reader = pservers if isinstance(pservers, LocalReader) else PserverReader(pservers, settings)
+            undo.callback(self._reader.close)
             self._check_model()
             version = self._reader.newest()
             if version is None:
                 raise ShardUnavailable(
-                    "Predictor: the pservers have no version in common", shard=0, endpoint=pservers[0]
+                    "Predictor: the pservers have no version in common", shard=0, endpoint=str(pservers)
                 )
             self._adopted = self._adopt(version)
             self._undo = undo.pop_all()
