@@ -53,7 +53,7 @@ def test_the_opposite_of_a_perfect_prediction_is_a_loss() -> None:
     assert (found.first, found.second, found.p_value_of_loss(), found.p_value_of_loss(1.0)) == (1.0, 0.0, 0.0, 1.0)
 
 
-def test_predictions_that_are_equally_good_are_seldom_called_worse() -> None:
+def test_equally_good_predictions_are_seldom_called_worse() -> None:
     rng = np.random.default_rng(0)
     labels = np.arange(400) < 100
     p_values = []
