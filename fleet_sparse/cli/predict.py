@@ -29,15 +29,16 @@ def predict(
     """
     import numpy as np
 
-    from fleet_sparse.serving.model import series_of
+    from fleet_sparse.serving.model import read_model, series_of
     from fleet_sparse.serving.npz_file import read_npz, write_npz
     from fleet_sparse.serving.version_predictor import version_predictor
     from fleet_sparse.serving.versions import Versions
     from fleet_sparse.snapshot.directory import directory_at
 
     add_custom_rules()
-    feed = read_npz(feeds)
-    snapshot = Versions(series_of(directory_at(model))).directory_of(version)
+    feed, directory = read_npz(feeds), directory_at(model)
+    snapshot = Versions(series_of(directory)).directory_of(version)
+    saved_with = read_model(directory).number
     with bar("reading") as progress, version_predictor(model, snapshot, progress) as predictor:
         try:
             outputs, answered = predictor.run(feed)
@@ -46,4 +47,9 @@ def predict(
     checksum = f"{answered.checksum:016x}"
     named = {"version.number": np.array(answered.number), "version.checksum": np.array(checksum)}
     write_npz(out, {**outputs, **named})
+    if answered.number < saved_with:
+        console.print(
+            f"the network was saved with snapshot {saved_with}; if it is another one than before, so are the answers",
+            **AS_IS,
+        )
     console.print(f"wrote {out}, of snapshot {answered.number} ({checksum})", **AS_IS)

@@ -115,9 +115,14 @@ def promote(
 
 
 @app.command()
-def pin(model: Model) -> None:
-    """Makes readers stay with the version that they serve, until the next command."""
-    _print_served(_versions(model).pin())
+def pin(
+    model: Model,
+    number: Annotated[
+        int | None, typer.Argument(min=1, metavar="NUMBER", help="Version to serve. Default: what they serve.")
+    ] = None,
+) -> None:
+    """Makes readers stay with the version that they serve, or with another one, until the next command."""
+    _print_served(_versions(model).pin(number))
 
 
 @app.command()
@@ -129,7 +134,7 @@ def unpin(model: Model) -> None:
 
 @app.command()
 def rollback(model: Model) -> None:
-    """Makes readers serve the version before the last promotion, without one the next older one, and stay with it."""
+    """Makes readers serve the version before the last command, without one the next older one, and stay with it."""
     _print_served(_versions(model).rollback())
 
 

@@ -94,19 +94,11 @@ class Versions:
         Raises:
             SnapshotError: It is not there, cannot be read, or is not one of all tables.
         """
-        name = self._newest() if number is None else self._store.with_number(number)
-        version, served, content = self._readable(name), self.served(), read_serve_file(self._series)
-        way_back = content.way_back if version == served else served
-        return self._write(content, "promote", version, version, way_back)
+        return self._move("promote", self._newest() if number is None else self._store.with_number(number))
 
-    def pin(self) -> Version:
-        """Makes readers stay with the version that they serve; returns it.
-
-        Raises:
-            SnapshotError: It is not there, or cannot be read.
-        """
-        version, content = self._readable(self.directory_of(None).name), read_serve_file(self._series)
-        return self._write(content, "pin", version, version, content.way_back)
+    def pin(self, number: int | None = None) -> Version:
+        """As `promote`; without a number, of the version that readers serve."""
+        return self._move("pin", self.directory_of(number).name)
 
     def unpin(self) -> Version:
         """Makes readers follow the newest version; returns it.
@@ -134,6 +126,11 @@ class Versions:
             )
         version = self._readable(name)
         return self._write(content, "rollback", version, version, None)
+
+    def _move(self, command: Command, name: str) -> Version:
+        version, served, content = self._readable(name), self.served(), read_serve_file(self._series)
+        way_back = content.way_back if version == served else served
+        return self._write(content, command, version, version, way_back)
 
     def _manifests(self) -> list[Manifest]:
         return [self._store.manifest(name) for name in self._store.snapshots()]

@@ -55,6 +55,7 @@ def test_commands_say_what_readers_serve(series: Path) -> None:
     ]
     assert "snapshot 2 " in run("version", "rollback", series)
     assert "snapshot 2 " in run("version", "pin", series)
+    assert "snapshot 1 " in run("version", "pin", series, 1)
     assert "snapshot 2 " in run("version", "unpin", series)
     assert statuses(series)[1] == ["is_complete", "is_newest", "is_served"]
 

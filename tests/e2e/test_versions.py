@@ -84,7 +84,8 @@ def test_commands_are_followed_and_answers_computed_again(model: Path) -> None:
         ):
             assert other.run(feed).version == answers[3].version
     for number, (outputs, version) in answers.items():
-        fleet_sparse(model, "predict", "serve", "feeds.npz", "out.npz", "--version", number)
+        shown = fleet_sparse(model, "predict", "serve", "feeds.npz", "out.npz", "--version", number)
+        assert ("saved with snapshot 4" in shown) == (number < 4)
         with np.load(model / "out.npz", allow_pickle=False) as out:
             ((name, expected),) = outputs.items()
             assert out[name].tobytes() == expected.tobytes()

@@ -62,6 +62,7 @@ def delta(versions: Versions) -> None:
         ([Versions.rollback, Versions.rollback, Versions.rollback], {1: "sp", 2: "", 3: "", 4: "n"}),
         ([Versions.pin], {1: "", 2: "", 3: "w", 4: "nsp"}),
         ([Versions.pin, delta], {1: "", 2: "", 3: "w", 4: "sp", 5: "n"}),
+        ([lambda versions: versions.pin(2)], {1: "", 2: "sp", 3: "", 4: "nw"}),
         ([promote(2), Versions.pin], {1: "", 2: "sp", 3: "", 4: "nw"}),
         ([promote(2), Versions.unpin], {1: "", 2: "", 3: "w", 4: "ns"}),
         ([promote(2), Versions.unpin, delta], {1: "", 2: "", 3: "", 4: "w", 5: "ns"}),
