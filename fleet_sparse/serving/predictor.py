@@ -108,14 +108,16 @@ class Predictor:
             copy_files(directory, self._model, NETWORK, self._local)
             self._values = values_of(self._local / NETWORK)
             self._ids = OpenNetwork(self._local / IDS, has_onednn=False) if self._model.computed else None
-            self._reader = pservers if isinstance(pservers, LocalReader) else PserverReader(pservers, settings)
+            self._reader: PserverReader | LocalReader
+            if isinstance(pservers, LocalReader):
+                self._reader, endpoint = pservers, ""
+            else:
+                self._reader, endpoint = PserverReader(pservers, settings), pservers[0]
             undo.callback(self._reader.close)
             self._check_model()
             version = self._reader.newest()
             if version is None:
-                raise ShardUnavailable(
-                    "Predictor: the pservers have no version in common", shard=0, endpoint=str(pservers)
-                )
+                raise ShardUnavailable("Predictor: the pservers have no version in common", shard=0, endpoint=endpoint)
             self._adopted = self._adopt(version)
             self._undo = undo.pop_all()
         self._thread = threading.Thread(target=self._follow, name="predictor", daemon=True)

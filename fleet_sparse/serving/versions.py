@@ -39,8 +39,14 @@ class Versions:
         self._store = SnapshotStore(series)
 
     def listed(self) -> list[ListedVersion]:
-        """Returns all versions, the oldest first."""
+        """Returns all versions, the oldest first.
+
+        Raises:
+            SnapshotError: There is none.
+        """
         manifests = self._manifests()
+        if not manifests:
+            raise self._without("snapshot")
         content = read_serve_file(self._series)
         newest = next((version_of(each) for each in reversed(manifests) if each.is_complete), None)
         served = content.pinned or newest
@@ -138,10 +144,11 @@ class Versions:
     def _newest(self) -> str:
         name = self._store.newest_with()
         if name is None:
-            raise SnapshotError(
-                f"{self._series}: it has no snapshot of all tables; nothing was saved there, or no save was finished"
-            )
+            raise self._without("snapshot of all tables")
         return name
+
+    def _without(self, what: str) -> SnapshotError:
+        return SnapshotError(f"{self._series}: it has no {what}; nothing was saved there, or no save was finished")
 
     def _way_back(self, content: ServeFile, served: Version) -> str | None:
         """Returns the name of the snapshot that a rollback returns to; None without one."""
