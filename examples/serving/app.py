@@ -60,7 +60,7 @@ def create() -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with Predictor(model, os.environ[PSERVERS].split(",")) as predictor:
+        with Predictor(model, os.environ[PSERVERS]) as predictor:
             app.state.predictor = predictor
             yield
 

@@ -10,6 +10,7 @@ import paddle
 import paddle.distributed.fleet as fleet
 import pytest
 
+import fleet_sparse
 from fleet_sparse.errors import PlanError, SnapshotCorrupt, SnapshotError, TableMismatch
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.models.embedding import distributed
@@ -19,6 +20,8 @@ from fleet_sparse.serving.model import read_model
 from fleet_sparse.serving.paddle_export import export_paddle
 from fleet_sparse.serving.paddle_network import predict
 from fleet_sparse.serving.predictor import Predictor
+from fleet_sparse.serving.version_predictor import version_predictor
+from fleet_sparse.serving.versions import Versions
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.reader import open_content
@@ -132,13 +135,42 @@ def test_a_plain_model_predicts_as_the_job(directory, program):
 
 
 @contextmanager
-def predictor_of(directory, num_shards=2, model="serve"):
+def predictor_of(directory, num_shards=2, model="serve", **variables):
     """Predicts with read-only pservers of the model."""
     with (
-        local_pservers(num_shards, root=directory, load_dirname="serve/rows", arguments=["--read-only"]) as pservers,
+        local_pservers(
+            num_shards, root=directory, load_dirname="serve/rows", arguments=["--read-only"], environment=variables
+        ) as pservers,
         Predictor(str(directory / model), pservers.endpoints, settings=Settings()) as predictor,
     ):
         yield predictor
+
+
+@pytest.mark.filterwarnings("ignore:When training, we now always track global mean:UserWarning")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_version_is_predicted_again_bit_by_bit(directory, program):
+    executor, _ = saved(program, directory)
+    rng = np.random.default_rng(3)
+    feeds = [feed_of(size, rng, np.append(EXTREME, rng.integers(0, 99, 9))) for size in (1, 32, 513)]
+    answers = []
+    with predictor_of(directory, FLEET_SPARSE_VERSION_KEEP_S="0.001") as predictor:
+        for number in (1, 2, 3):
+            if number > 1:
+                executor.run(feed=feed_of(16, rng), fetch_list=[])
+                fleet_sparse.save("serve/rows", "delta")
+            while predictor.run(feeds[0]).version.number < number:
+                assert not predictor.stats.last_failure
+            answers.append([predictor.run(feed) for feed in feeds])
+    versions = Versions(directory_at(directory / "serve" / "rows"))
+    for number, each in enumerate(answers, 1):
+        with version_predictor("serve", versions.directory_of(number)) as again:
+            for feed, (outputs, version) in zip(feeds, each, strict=True):
+                found = again.run(feed)
+                assert (found.version, version.number) == (version, number)
+                (name,) = outputs
+                assert found.outputs[name].tobytes() == outputs[name].tobytes()
+    ((first, _), (last, _)) = answers[0][2], answers[2][2]
+    assert any(first[name].tobytes() != last[name].tobytes() for name in first)
 
 
 @pytest.mark.filterwarnings("ignore:When training, we now always track global mean:UserWarning")
