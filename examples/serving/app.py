@@ -89,11 +89,11 @@ def create() -> FastAPI:
 
     @app.get("/version")
     async def version() -> dict[str, Any]:
-        return version_of(app.state.predictor.stats.version)
+        return version_of(app.state.predictor.stats().version)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, Any]:
-        return version_of(app.state.predictor.stats.version)
+        return version_of(app.state.predictor.stats().version)
 
     @app.get("/readyz")
     async def readyz() -> dict[str, Any]:

@@ -8,6 +8,7 @@ files are in output/serve-demo.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -162,7 +163,7 @@ class Page:
         deadline = time.monotonic() + LIMIT_S
         while not is_done():
             if time.monotonic() > deadline:
-                raise DemoFailed(f"{what} took longer than {LIMIT_S:g} s: {self._predictor.stats}")
+                raise DemoFailed(f"{what} took longer than {LIMIT_S:g} s: {self._predictor.stats()}")
             self._note(way)
             self.refresh()
             time.sleep(REFRESH_S)
@@ -206,6 +207,9 @@ def main() -> None:
     begun_s = time.monotonic()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
+    quiet = logging.getLogger("fleet_sparse")
+    quiet.addHandler(logging.FileHandler(FOLDER / "predictor.log"))
+    quiet.propagate = False
     try:
         with ExitStack() as stack:
             run(console, stack)
@@ -243,7 +247,7 @@ def run(console: Console, stack: ExitStack) -> None:
         requests.longest_s = 0.0
         replicas[1].processes[0].kill()
         page.say(
-            f"replica 1 of shard 0 was killed with SIGKILL, while version {predictor.stats.version.number} is served"
+            f"replica 1 of shard 0 was killed with SIGKILL, while version {predictor.stats().version.number} is served"
         )
         num_wanted = len(page.served) + NUM_VERSIONS_AFTER_KILL
         page.watch(lambda: len(page.served) >= num_wanted, "following the job", "delta, one replica less")
@@ -276,7 +280,7 @@ def pinned(output: str) -> int:
 
 def served(predictor: Predictor) -> int:
     """Number of the version that is served."""
-    return predictor.stats.version.number
+    return predictor.stats().version.number
 
 
 def compare(console: Console, predictor: Predictor, examples: Examples) -> None:

@@ -541,6 +541,8 @@ class PserverReader:
                     tries.begin_again()
                 now = time.monotonic()
                 with self._state:
+                    if self._is_stale:
+                        continue  # a replica was attached since, and has no connection yet
                     while self._lost:
                         tries.lose(self._lost.popleft(), now)
                     sends = tries.due(now)

@@ -182,7 +182,7 @@ def _await_version(predictor: Predictor, number: int, feed: Feed) -> None:
     deadline = time.monotonic() + _ADOPTED_S
     while predictor.run(feed).version.number != number:
         if time.monotonic() > deadline:
-            raise FleetSparseError(f"parity: version {number} was not adopted in {_ADOPTED_S:g} s: {predictor.stats}")
+            raise FleetSparseError(f"parity: version {number} was not adopted in {_ADOPTED_S:g} s: {predictor.stats()}")
         time.sleep(_PAUSE_S)
 
 
