@@ -89,9 +89,10 @@ def feed_of(size, rng, ids=EXTREME):
 
 def saved(program, directory):
     """Trains a program on the ids that are looked up, saves it, and returns executor, evaluation and prediction."""
-    a, b = ids_input((-1, 3), "a"), ids_input((-1, 3), "b")
-    features = program(a, b)
-    prediction = features if program is without_dense_weights else linear(features)
+    with paddle.utils.unique_name.guard():
+        a, b = ids_input((-1, 3), "a"), ids_input((-1, 3), "b")
+        features = program(a, b)
+        prediction = features if program is without_dense_weights else linear(features)
     if program is not chained:
         minimize(paddle.mean(paddle.square(prediction - 1.0)), paddle.optimizer.SGD(1e-3))
     executor = start()
@@ -132,6 +133,36 @@ def test_a_plain_model_predicts_as_the_job(directory, program):
             (found,) = predict(directory / "out" / "model", feed, has_onednn=has_onednn)
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+EVERY = [
+    pytest.param(each, id=each.__name__, marks=[] if each in (padding, dropout) else [pytest.mark.slow])
+    for each in PROGRAMS
+]
+
+
+@pytest.mark.filterwarnings("ignore:When training, we now always track global mean:UserWarning")
+@pytest.mark.parametrize("program", EVERY)
+def test_an_evaluation_program_is_served_as_one_that_trains(directory, program):
+    """It was built separately and never minimized; ordinary runs have a part of all programs."""
+    executor, trained = saved(program, directory)
+    evaluation = paddle.static.Program()
+    with paddle.static.program_guard(evaluation, paddle.static.Program()), paddle.utils.unique_name.guard():
+        a, b = ids_input((-1, 3), "a"), ids_input((-1, 3), "b")
+        features = program(a, b)
+        prediction = features if program is without_dense_weights else linear(features)
+    evaluation = evaluation.clone(for_test=True)
+    fleet.save_inference_model(executor, "serve", ["a", "b"], [prediction], evaluation)
+    exported(directory)
+    rng = np.random.default_rng(8)
+    with predictor_of(directory, 5) as predictor:
+        for size in (1, 2, 513):
+            feed = {name: ids[:, :1].repeat(3, 1) for name, ids in feed_of(size, rng).items()}
+            expected = evaluated(executor, trained, feed)
+            ways = [predict(directory / "out" / "model", feed, has_onednn=each)[0] for each in (None, False)]
+            ways += predictor.run(feed).outputs.values()
+            for found in ways:
+                np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @contextmanager
@@ -180,7 +211,8 @@ def test_a_predictor_predicts_as_the_job(directory, program):
     rng = np.random.default_rng(2)
     with predictor_of(directory) as predictor:
         for size in (0, 1, 2, 513):
-            feed = {name: ids + rng.integers(0, 2) for name, ids in feed_of(size, rng, EXTREME[2:]).items()}
+            unseen = rng.integers(0, 2)  # also ids without a row, and both ends of int64
+            feed = {name: np.where(np.abs(ids) < 10, ids + unseen, ids) for name, ids in feed_of(size, rng).items()}
             expected = evaluated(executor, prediction, feed)
             (found,) = predictor.run(feed).outputs.values()
             assert found.shape == expected.shape
