@@ -146,12 +146,12 @@ EVERY = [
 def test_an_evaluation_program_is_served_as_one_that_trains(directory, program):
     """It was built separately and never minimized; ordinary runs have a part of all programs."""
     executor, trained = saved(program, directory)
-    evaluation = paddle.static.Program()
-    with paddle.static.program_guard(evaluation, paddle.static.Program()), paddle.utils.unique_name.guard():
+    built = paddle.static.Program()  # owns `prediction`: values do not keep their program alive
+    with paddle.static.program_guard(built, paddle.static.Program()), paddle.utils.unique_name.guard():
         a, b = ids_input((-1, 3), "a"), ids_input((-1, 3), "b")
         features = program(a, b)
         prediction = features if program is without_dense_weights else linear(features)
-    evaluation = evaluation.clone(for_test=True)
+    evaluation = built.clone(for_test=True)
     fleet.save_inference_model(executor, "serve", ["a", "b"], [prediction], evaluation)
     exported(directory)
     rng = np.random.default_rng(8)
