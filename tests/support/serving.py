@@ -75,7 +75,7 @@ class PublishedModel:
     def _note_truth(self) -> Version:
         with open_content(str(self.rows)) as content:
             reader = LocalReader(content)
-        with Predictor(str(self.directory), reader=reader) as predictor:
+        with Predictor(str(self.directory), reader) as predictor:
             self.truth[reader.version] = [bits_of(predictor.run(feed).outputs) for feed in self.feeds]
         return reader.version
 
