@@ -71,6 +71,7 @@ from fleet_sparse.serving.exported_rows import RowChoice, check_choice, stored_r
 from fleet_sparse.serving.labelled import read_labelled, target_of
 from fleet_sparse.serving.model import ServedModel, Table, Tensor, read_model
 from fleet_sparse.serving.paddle_export import check_tables
+from fleet_sparse.serving.pserver_reader import PserverReader
 from fleet_sparse.serving.versions import Versions
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
@@ -705,6 +706,14 @@ def _restarted(_: Path) -> None:
         client = cluster.client()
         cluster.shards[0].incarnation = 5
         pulled(cluster, client, cluster.table, range(5))
+
+
+@entry(
+    ShardUnavailable,
+    "shard 0 at 127.0.0.1:1|127.0.0.1:2: no pserver reached in 0.2 s; last error: shard 0 at 127.0.0.1:<...>",
+)
+def _no_replica(_: Path) -> None:
+    PserverReader(["127.0.0.1:1|127.0.0.1:2"], Settings(connect_s=0.2))
 
 
 @entry(

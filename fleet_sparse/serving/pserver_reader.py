@@ -25,7 +25,6 @@ from fleet_sparse.core.version import Version
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import (
     ErrorCode,
-    FleetSparseError,
     ProtocolError,
     SettingError,
     ShardUnavailable,
@@ -121,6 +120,7 @@ class PserverReader:
         open_channel: Opens the connections to the data planes.
 
     Attributes:
+        num_shards: Number of shards.
         tables: Specs of the tables that the pservers have, by name.
         arrays: Specs of their dense arrays, by name.
 
@@ -141,13 +141,14 @@ class PserverReader:
     ) -> None:
         self._settings = Settings.from_environment() if settings is None else settings
         self._of_shard = endpoints_of(pservers)
+        self.num_shards = len(self._of_shard)
         shards = [shard for shard, endpoints in enumerate(self._of_shard) for _ in endpoints]
         self._credentials = Credentials()
         transport = transport or GrpcTransport([each for some in self._of_shard for each in some], self._credentials)
         self._rpc = Rpc(transport, self._settings)
         self._open_channel = open_channel
         self._client_id = os.urandom(16)
-        self._placement = Placement.even(len(self._of_shard))
+        self._placement = Placement.even(self.num_shards)
         self._closed = threading.Event()
 
         self._io = threading.Lock()  # guards the channel and what follows
@@ -159,7 +160,7 @@ class PserverReader:
         self._replicas = Replicas(shards)
         self._attached: dict[int, _Attached] = {}
         self._is_stale = False  # a replica was attached that is not on the channel
-        self._errors: dict[int, FleetSparseError] = {}
+        self._errors: dict[int, Exception] = {}
         self._current: Version | None = None
         self.tables: dict[str, TableSpec] = {}
         self.arrays: dict[str, DenseSpec] = {}
@@ -173,6 +174,8 @@ class PserverReader:
             watcher.start()
         try:
             self._await_attached()
+            with self._io:
+                self._refresh_channel()
         except BaseException:
             self.close()
             raise
@@ -302,7 +305,7 @@ class PserverReader:
         """
         found: dict[str, list[NDArray[np.int64]]] = {name: [] for name in self.tables}
         names = {spec.table_id: name for name, spec in self.tables.items()}
-        frames = [_ShardFrame(shard, ()) for shard in range(len(self._of_shard))]
+        frames = [_ShardFrame(shard, ()) for shard in range(self.num_shards)]
         deadline = time.monotonic() + self._settings.deadline_s
         try:
             replies = self._ask(frames, Op.CHANGED, version, deadline, before=before)
@@ -332,15 +335,13 @@ class PserverReader:
                         self._state.notify_all()
             except ShardUnavailable as error:
                 self._detach(index, error)
-            except FleetSparseError as error:
+            except Exception as error:
                 self._detach(index, error)
                 pause_s = _REFUSED_PAUSE_S
-            except RuntimeError:
-                return  # it is closed
             self._closed.wait(pause_s)
 
     def _attach(self, index: int, shard: int, reply: Any) -> None:
-        num_shards = len(self._of_shard)
+        num_shards = self.num_shards
         if (reply.shard, reply.num_shards) != (shard, num_shards):
             raise SettingError(
                 f"{self._rpc.endpoint(index)}: it is shard {reply.shard} of {reply.num_shards}, should be shard "
@@ -380,17 +381,18 @@ class PserverReader:
                     "pservers of one model"
                 )
 
-    def _detach(self, index: int, error: FleetSparseError) -> None:
+    def _detach(self, index: int, error: Exception) -> None:
         if self._closed.is_set():
             return
         with self._state:
-            is_new = str(error) != str(self._errors.get(index)) and self._replicas[index].is_attached
+            was_attached = self._replicas[index].is_attached
+            is_new = str(error) != str(self._errors.get(index))
             self._replicas.detach(index)
             self._errors[index] = error
             self._lost.append(index)
             self._state.notify_all()
         self._wake()
-        if is_new or not isinstance(error, ShardUnavailable):
+        if was_attached or (is_new and not isinstance(error, ShardUnavailable)):
             _log.warning("replica %s is not used: %s", self._rpc.endpoint(index), error)
 
     def _wake(self) -> None:
@@ -468,7 +470,7 @@ class PserverReader:
 
     def _pieces(self, ids: Mapping[str, NDArray[np.int64]], arrays: Collection[str]) -> list[list[_Piece]]:
         """Returns what each shard is asked for, in pieces of at most half of a frame."""
-        limit, num_shards = self._settings.max_frame_bytes // 2, len(self._of_shard)
+        limit, num_shards = self._settings.max_frame_bytes // 2, self.num_shards
         pieces: list[list[_Piece]] = [[] for _ in range(num_shards)]
         for name, its_ids in ids.items():
             spec = self.tables[name]
@@ -650,9 +652,13 @@ class PserverReader:
             settings = replace(settings, channel="stream" if _has_stream(attached) else "zmq")  # no second probe
             self._channel.close()
         self._on_channel = list(attached)
-        self._channel = self._open_channel(
-            [each.registration for each in attached.values()], settings, self._credentials, on_lost=self._note_lost
-        )
+        registrations = [each.registration for each in attached.values()]
+        try:
+            self._channel = self._open_channel(registrations, settings, self._credentials, on_lost=self._note_lost)
+        except BaseException:
+            with self._state:
+                self._is_stale = True
+            raise
         return True
 
     def _note_lost(self, connection: int) -> None:

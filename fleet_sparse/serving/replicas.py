@@ -163,12 +163,7 @@ class Replicas:
         """
         common = self._common(self._offers()) - {known}
         is_gone = self.missing_shard(known) is not None
-        candidates = [
-            version
-            for version in sorted(common, reverse=True)
-            if (version.number >= known.number or self._all_adopted_after(version, known))
-            and not any(_is_behind(version, known, each.versions) for each in self._replicas if each.is_attached)
-        ]
+        candidates = [version for version in sorted(common, reverse=True) if self._may_follow(version, known)]
         self._offered_since = {version: self._offered_since.get(version, now) for version in candidates}
         again_at = math.inf
         for version in candidates:
@@ -198,8 +193,10 @@ class Replicas:
     def _have_all(self, version: Version, now: float) -> bool:
         return all(version in r.versions for r in self._replicas if r.is_attached and r.avoided_until <= now)
 
-    def _all_adopted_after(self, version: Version, known: Version) -> bool:
-        """Returns whether each shard has a replica that adopted a version after `known`."""
+    def _may_follow(self, version: Version, known: Version) -> bool:
+        """Returns whether no replica left a newer version for `known`, or each shard has one that left `known`."""
+        if version.number >= known.number:
+            return not any(_is_behind(version, known, each.versions) for each in self._replicas if each.is_attached)
         return all(
             any(_is_behind(known, version, each.versions) for each in self._attached(shard)) for shard in self._of_shard
         )
