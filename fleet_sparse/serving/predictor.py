@@ -80,9 +80,9 @@ class Predictor:
 
     Args:
         model: Path or URL of a directory that `fleet.save_inference_model` wrote.
-        pservers: `host:port` of the control plane of a read-only pserver for each shard, in their order; or a version
-            that is held inside the process.
+        pservers: `host:port` of the control plane of a read-only pserver for each shard, in their order.
         settings: Timeouts and limits; None for those of the environment.
+        reader: A version that is held inside the process, in place of `pservers`; `close` closes it.
 
     Raises:
         PlanError: The model has no split network, or a pserver trains.
@@ -91,7 +91,14 @@ class Predictor:
         ShardUnavailable: A pserver is not there, or they have no version in common.
     """
 
-    def __init__(self, model: str, pservers: Sequence[str] | LocalReader, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        pservers: Sequence[str] = (),
+        *,
+        settings: Settings | None = None,
+        reader: LocalReader | None = None,
+    ) -> None:
         directory = directory_at(model)
         self._model = read_model(directory)
         if not self._model.is_split:
@@ -108,16 +115,14 @@ class Predictor:
             copy_files(directory, self._model, NETWORK, self._local)
             self._values = values_of(self._local / NETWORK)
             self._ids = OpenNetwork(self._local / IDS, has_onednn=False) if self._model.computed else None
-            self._reader: PserverReader | LocalReader
-            if isinstance(pservers, LocalReader):
-                self._reader, endpoint = pservers, ""
-            else:
-                self._reader, endpoint = PserverReader(pservers, settings), pservers[0]
+            self._reader = PserverReader(pservers, settings) if reader is None else reader
             undo.callback(self._reader.close)
             self._check_model()
             version = self._reader.newest()
             if version is None:
-                raise ShardUnavailable("Predictor: the pservers have no version in common", shard=0, endpoint=endpoint)
+                raise ShardUnavailable(
+                    "Predictor: the pservers have no version in common", shard=0, endpoint=pservers[0]
+                )
             self._adopted = self._adopt(version)
             self._undo = undo.pop_all()
         self._thread = threading.Thread(target=self._follow, name="predictor", daemon=True)

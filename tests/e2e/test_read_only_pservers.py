@@ -79,7 +79,7 @@ def test_each_delta_of_a_running_job_is_served_exactly(tmp_path: Path) -> None:
                 environment={"FLEET_SPARSE_VERSION_KEEP_S": "0.1"},
             ) as pservers,
             PserverReader(pservers.endpoints, Settings()) as reader,
-            Predictor(str(tmp_path / "serve"), pservers.endpoints, Settings()) as predictor,
+            Predictor(str(tmp_path / "serve"), pservers.endpoints, settings=Settings()) as predictor,
             Load(predictor, {"ids": np.load(tmp_path / "truth-1.npz")["ids"].reshape(-1, 4)}) as load,
         ):
             ((name, array),) = reader.arrays.items()
