@@ -31,6 +31,9 @@ Model = Annotated[
     ),
 ]
 
+_CHECKSUM_DIGITS = 8
+_MINUTES = len("2026-03-01T10:15")
+
 app = typer.Typer(
     help="Say which version of a model readers serve: the newest, or one that stays.",
     no_args_is_help=True,
@@ -44,22 +47,23 @@ def list_(
 ) -> None:
     """Shows all versions, and which one readers serve.
 
-    Rows and bytes of a delta are those that it has itself.
+    Rows, removed rows and bytes of a delta are those that it has itself. --json has the whole checksums.
     """
     listed = _versions(model).listed()
     if as_json:
         print_json({"versions": [_json_of(each) for each in listed]})
         return
-    table = Table("version", Column("checksum", no_wrap=True), "kind", "saved at", "rows", "removed", "size", "status")
+    narrow = [Column(name, no_wrap=True) for name in ("version", "checksum", "kind", "saved at", "rows", "size")]
+    table = Table(*narrow, Column("status", overflow="fold"))
     for each in listed:
         manifest = each.manifest
+        removed = f" -{manifest.num_removed}" if manifest.num_removed else ""
         table.add_row(
             str(manifest.number),
-            str(manifest.checksum),
+            str(manifest.checksum)[:_CHECKSUM_DIGITS],
             manifest.kind,
-            manifest.saved_at,
-            str(manifest.num_rows),
-            str(manifest.num_removed),
+            manifest.saved_at[:_MINUTES].replace("T", " "),
+            f"{manifest.num_rows}{removed}",
             decimal(_num_bytes(each)),
             ", ".join(_status_of(each)),
             style="bold" if each.is_served else None,

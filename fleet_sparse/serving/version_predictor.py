@@ -40,5 +40,5 @@ def version_predictor(
         raise InstallError(f"predict: {error.name} is not installed; pip install 'fleet-sparse[cpu]'") from None
     with open_content(version, on_progress) as content:
         reader = LocalReader(content, tables)
-    with Predictor(model, reader=reader) as predictor:
+    with Predictor(model, reader) as predictor:
         yield predictor
