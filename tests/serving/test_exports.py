@@ -58,7 +58,8 @@ def int32(a, b):
 
 
 def dropout(a, b):
-    hidden = paddle.static.nn.fc(pooled(a) + pooled(b), 4, activation="relu")
+    names = {"weight_attr": "hidden.w", "bias_attr": "hidden.b"}
+    hidden = paddle.static.nn.fc(pooled(a) + pooled(b), 4, activation="relu", **names)
     return paddle.nn.functional.dropout(paddle.nn.BatchNorm1D(4)(hidden), 0.5)
 
 
