@@ -36,9 +36,9 @@ from fastapi.responses import JSONResponse
 from numpy.typing import NDArray
 
 from fleet_sparse.errors import ShardUnavailable
-from fleet_sparse.serving.model import ServedModel, Tensor, read_model
+from fleet_sparse.serving.model import EXAMPLES, ServedModel, Tensor, read_model, read_network_file
 from fleet_sparse.serving.predictor import Prediction, Predictor
-from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.directory import Directory, directory_at
 
 NPZ = "application/x-npz"
 MODEL, PSERVERS, MAX_BATCH = "SERVE_MODEL", "SERVE_PSERVERS", "SERVE_MAX_BATCH"
@@ -56,7 +56,9 @@ class TooLarge(Exception):
 def create() -> FastAPI:
     """Makes the app of one process, with a Predictor of its own."""
     model, max_batch = os.environ[MODEL], int(os.environ[MAX_BATCH])
-    served = read_model(directory_at(model))
+    directory = directory_at(model)
+    served = read_model(directory)
+    feed_when_ready = ready_feed(directory, served)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -97,7 +99,7 @@ def create() -> FastAPI:
 
     @app.get("/readyz")
     async def readyz() -> dict[str, Any]:
-        prediction = await run_in_threadpool(app.state.predictor.run, ready_feed(served))
+        prediction = await run_in_threadpool(app.state.predictor.run, feed_when_ready)
         return version_of(prediction.version)
 
     return app
@@ -179,8 +181,11 @@ def check_batch(feed: Mapping[str, Any], max_batch: int) -> None:
             raise TooLarge(f"feed {name!r}: has {len(array)} examples, should have at most {max_batch}")
 
 
-def ready_feed(model: ServedModel) -> dict[str, NDArray[Any]]:
-    """Examples with different ids, so that every pserver is asked."""
+def ready_feed(directory: Directory, model: ServedModel) -> dict[str, NDArray[Any]]:
+    """Examples with different ids, so that every pserver is asked; the model's own if fields have variable length."""
+    if model.ragged:
+        with np.load(io.BytesIO(read_network_file(directory, model, EXAMPLES))) as examples:
+            return {name.removeprefix("feed."): examples[name] for name in examples.files}
     sizes = {each.feed: each.size for each in model.lookups if each.feed is not None}
     feed = {}
     for tensor in model.feeds:

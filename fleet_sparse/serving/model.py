@@ -117,6 +117,8 @@ class ServedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dense: tuple[DenseArray, ...]
     is_split: bool
     check: tuple[Finding, ...]
+    ragged: tuple[str, ...] = ()
+    """Names of the feeds whose first dimension is the number of ids, not that of examples."""
     rows: str = ROWS
     version: int = VERSION
     format: str = FORMAT

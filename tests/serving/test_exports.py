@@ -239,6 +239,47 @@ def test_a_predictor_refuses_pservers_of_another_model(directory):
         pass
 
 
+RAGGED = {"tags": np.array([3, -1, 7, 7, -(2**63)]), "tags.lengths": np.array([2, 0, 1, 2])}
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_fields_of_variable_length_are_exported_and_served(directory, combiner, has_weights):
+    """A ragged field and a padded one, which is cut by lengths."""
+    tags, tag_lengths = ids_input((-1,), "tags"), ids_input((-1,), "tags.lengths")
+    padded, lengths = ids_input((-1, 3), "padded"), ids_input((-1,), "lengths")
+    weights = [paddle.static.data("weights", [-1], "float32"), None] if has_weights else None
+    pooled_fields = fleet_sparse.pooled_embedding(
+        [tags, padded],
+        [10**11, DIM],
+        combiner,
+        lengths=[tag_lengths, lengths],
+        weights=weights,
+        is_sparse=True,
+        is_distributed=True,
+        padding_idx=7,
+        param_attr=paddle.ParamAttr(name="emb", initializer=paddle.nn.initializer.Uniform(-0.5, 0.5)),
+    )
+    prediction = linear(paddle.concat(pooled_fields, axis=1))
+    minimize(paddle.mean(paddle.square(prediction - 1.0)), paddle.optimizer.SGD(1e-3))
+    executor = start()
+    feed = {**RAGGED, "padded": np.array([[3, 7, -1], [7, 7, 7], [2**63 - 1, 3, 3], [-1, 3, 3]])}
+    feed |= {"lengths": np.array([3, 3, 1, 0])}
+    feed |= {"weights": np.array([0.5, 2, 3, 0, 1], np.float32)} if has_weights else {}
+    executor.run(feed=feed, fetch_list=[])
+    fleet.save_inference_model(executor, "serve", list(feed), [prediction])
+    model = read_model(directory_at("serve"))
+    assert model.ragged == (("tags", "weights") if has_weights else ("tags",))
+    exported(directory)
+    one = {name: values[:1] for name, values in feed.items()} | {"tags.lengths": np.array([1])}
+    with predictor_of(directory) as predictor:
+        for each in (feed, one):
+            expected = evaluated(executor, prediction, each)
+            ways = [predict(directory / "out" / "model", each, has_onednn=way)[0] for way in (None, False)]
+            for found in (*ways, *predictor.run(each).outputs.values()):
+                np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_ids_computed_from_rows_are_exported(directory):
     executor, prediction = saved(chained, directory)
     assert not read_model(directory_at("serve")).is_split
