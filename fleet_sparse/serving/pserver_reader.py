@@ -329,7 +329,7 @@ class PserverReader:
             try:
                 reply = self._call(index, shard, "Attach", request, _ATTACH_TIMEOUT_S)
                 self._attach(index, shard, reply)
-                while True:
+                while self._replicas[index].is_attached:  # until a read finds that it was started again
                     known = messages.AwaitVersionRequest(checksum=_versions_of(reply)[0].checksum)
                     reply = self._call(index, shard, "AwaitVersion", known, _AWAIT_TIMEOUT_S)
                     with self._state:
@@ -404,7 +404,8 @@ class PserverReader:
             is_new = str(error) != str(self._errors.get(index))
             self._replicas.detach(index)
             self._errors[index] = error
-            self._lost.append(index)
+            if was_attached:
+                self._lost.append(index)
             self._state.notify_all()
         self._wake()
         if was_attached or (is_new and not isinstance(error, ShardUnavailable)):
