@@ -710,7 +710,7 @@ def _restarted(_: Path) -> None:
 
 @entry(
     ShardUnavailable,
-    "shard 0 at 127.0.0.1:1|127.0.0.1:2: no pserver reached in 0.2 s; last error: shard 0 at 127.0.0.1:<...>",
+    "shard 0 at 127.0.0.1:1|127.0.0.1:2: no pserver reached in 0.2 s; last error: 127.0.0.1:<...>: Attach: <...>",
 )
 def _no_replica(_: Path) -> None:
     PserverReader(["127.0.0.1:1|127.0.0.1:2"], Settings(connect_s=0.2))
