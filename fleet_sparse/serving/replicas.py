@@ -123,9 +123,10 @@ class Replicas:
         return any(version in each.versions for each in self._attached(shard))
 
     def lacks(self, shard: int, version: Version, now: float) -> bool:
-        """Returns whether there are replicas of the shard that are not avoided, none of which has the version."""
-        sound = [each for each in self._attached(shard) if each.avoided_until <= now]
-        return bool(sound) and not any(version in each.versions for each in sound)
+        """Returns whether no replica of the shard has the version that is not avoided, or none at all if all are."""
+        attached = list(self._attached(shard))
+        asked = [each for each in attached if each.avoided_until <= now] or attached
+        return bool(asked) and not any(version in each.versions for each in asked)
 
     def missing_shard(self, version: Version | None = None) -> int | None:
         """Returns the first shard without a replica that is attached, or has a version; None if all have one."""

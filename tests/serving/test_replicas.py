@@ -106,6 +106,18 @@ def test_a_version_that_only_a_late_replica_has_is_gone() -> None:
     assert tries.is_gone(0.1)
 
 
+def test_a_version_that_only_avoided_replicas_lack_is_gone() -> None:
+    replicas = replicas_of((V7,), (V7,))
+    tries = tries_of(replicas, 0)
+    assert [tries.due(now) for now in (0.0, TRY_S, 2 * TRY_S)] == [[(0, 0)], [(0, 1)], []]
+    tries.refuse(0, 0)
+    assert not tries.is_gone(0.3)
+    tries.refuse(0, 1)
+    assert replicas[0].avoided_until > 0.3
+    assert replicas[1].avoided_until > 0.3
+    assert tries.is_gone(0.3)
+
+
 def test_without_a_replica_a_read_waits_for_one() -> None:
     replicas = replicas_of((V7,))
     tries = tries_of(replicas, 0)
