@@ -25,7 +25,7 @@ from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
 from fleet_sparse.settings import Settings
-from fleet_sparse.snapshot.store import is_snapshot, open_chain
+from fleet_sparse.snapshot.store import is_snapshot, served_chain
 from fleet_sparse.supervise import Lifeline
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
@@ -269,7 +269,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
 
 
 def make_read_only_shard(options: Options, settings: Settings) -> ReadOnlyShard:
-    """Makes the read-only shard that the options name and loads the newest snapshot into it.
+    """Makes the read-only shard that the options name and loads the served snapshot into it.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
@@ -285,7 +285,7 @@ def make_read_only_shard(options: Options, settings: Settings) -> ReadOnlyShard:
         huge_pages=settings.huge_pages,
     )
     directory = resolve_under(settings.root, options.load_dirname)
-    num_rows = read_only_content.load(shard, open_chain(directory))
+    num_rows = read_only_content.load(shard, served_chain(directory))
     _log.info(
         "loaded %d rows of snapshot %d (%016x) in %s, in %.2f s; read-only",
         num_rows,

@@ -24,6 +24,7 @@ import fleet_sparse
 from fleet_sparse import machine_memory
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.version import Version
 from fleet_sparse.errors import (
     DatasetError,
     FleetSparseError,
@@ -67,12 +68,16 @@ from fleet_sparse.pserver.read_only import content as read_only_content
 from fleet_sparse.pserver.read_only.service import ReadOnlyService
 from fleet_sparse.pserver.read_only.shard import ReadOnlyShard, check_same
 from fleet_sparse.serving.exported_rows import RowChoice, check_choice, stored_rows
-from fleet_sparse.serving.model import Table, read_model
+from fleet_sparse.serving.labelled import read_labelled, target_of
+from fleet_sparse.serving.model import ServedModel, Table, Tensor, read_model
 from fleet_sparse.serving.paddle_export import check_tables
+from fleet_sparse.serving.pserver_reader import PserverReader
+from fleet_sparse.serving.versions import Versions
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.reader import open_content
-from fleet_sparse.snapshot.store import open_chain
+from fleet_sparse.snapshot.serve_file import ServeFile, write_serve_file
+from fleet_sparse.snapshot.store import open_chain, served_chain
 from fleet_sparse.transpiler.inference import forward_part
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.decode import decode
@@ -622,6 +627,18 @@ def _place(_: Path) -> None:
     job(1).register(registrant(0, 1, client=9), 0.0)
 
 
+@entry(SettingError, "<dir>/labelled.npz: has no array 'label' with the labels; it has ids. Name it with --label")
+def _labels(where: Path) -> None:
+    np.savez(where / "labelled.npz", ids=np.ones(2))
+    read_labelled(where / "labelled.npz", "label")
+
+
+@entry(SettingError, "--target: is not given, should be one of 'prob', 'logit'")
+def _target(_: Path) -> None:
+    targets = tuple(Tensor(name, "float32", (-1, 1)) for name in ("prob", "logit"))
+    target_of(ServedModel(1, "", "", "", "000001", (), (), targets, (), (), (), True, ()), None)
+
+
 # Tables
 
 
@@ -692,6 +709,14 @@ def _restarted(_: Path) -> None:
         client = cluster.client()
         cluster.shards[0].incarnation = 5
         pulled(cluster, client, cluster.table, range(5))
+
+
+@entry(
+    ShardUnavailable,
+    "shard 0 at 127.0.0.1:1|127.0.0.1:2: no pserver reached in 0.2 s; last error: 127.0.0.1:<...>: Attach: <...>",
+)
+def _no_replica(_: Path) -> None:
+    PserverReader(["127.0.0.1:1|127.0.0.1:2"], Settings(connect_s=0.2))
 
 
 @entry(
@@ -1011,6 +1036,31 @@ def _another_model(_: Path) -> None:
     check_same(shard.tables[SGD.table_id], replace(SGD, dim=5), "a.fss")
 
 
+@entry(SnapshotError, "<dir>: snapshot 1 was removed, or its save was not finished; there are 2")
+def _removed(where: Path) -> None:
+    shards = saves.trained(1)
+    for _ in range(2):
+        saves.save(shards, where)
+    Versions(directory_at(where)).promote(1)
+
+
+@entry(SnapshotError, "<dir>: snapshot 1 is served, and there is no version to return to from it")
+def _way_back(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    Versions(directory_at(where)).rollback()
+
+
+@entry(
+    SnapshotError,
+    "<dir>/SERVE.json: snapshot 7 (00000000000000ff), which it names, is not there. Write fleet-sparse version promote "
+    "with another one, or unpin",
+)
+def _served_version(where: Path) -> None:
+    content = ServeFile().changed("promote", Version(7, 255), None, changed_at="")
+    write_serve_file(directory_at(where), content)
+    served_chain(directory_at(where))
+
+
 @entry(SnapshotCorrupt, "<dir>/000001-full/shard-0-of-1.fss: checksum mismatch in <...> bytes, at byte 64")
 def _changed(where: Path) -> None:
     saves.save(saves.trained(1), where)
@@ -1029,6 +1079,15 @@ def _short(where: Path) -> None:
     path = where / "000001-full" / "shard-0-of-1.fss"
     path.write_bytes(path.read_bytes()[:-1])
     load(make_shard(), directory_at(where))
+
+
+@entry(SnapshotCorrupt, "<dir>/SERVE.json: its checksum is <...>, should be <...>, at byte 0")
+def _serve_file(where: Path) -> None:
+    saves.save(saves.trained(1), where)
+    Versions(directory_at(where)).pin()
+    content = (where / "SERVE.json").read_text()
+    (where / "SERVE.json").write_text(content.replace('"pin"', '"unpin"'))
+    served_chain(directory_at(where))
 
 
 def on_page() -> list[tuple[str, str]]:

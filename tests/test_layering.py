@@ -30,7 +30,7 @@ MAY_IMPORT = {
         "supervise",
     },
     "models": {"plugin", "core"},
-    "tools": {"plugin", "worker", "wire", "snapshot", "core", "warm_up"},
+    "tools": {"plugin", "serving", "worker", "wire", "snapshot", "core", "local_pservers", "warm_up"},
     "cli": {"tools", "serving", "snapshot", "core", "local_pservers", "warm_up", "kernel_cache", "custom_rules"},
     # The modules beside the parts.
     "counts": set(),

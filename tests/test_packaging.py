@@ -63,6 +63,7 @@ def test_every_requirement_is_imported_somewhere() -> None:
         *EXTRAS["parquet"].values(),
         *EXTRAS["plot"].values(),
         *EXTRAS["onnx"].values(),
+        *EXTRAS["serve"].values(),
     ],
     ids=str,
 )

@@ -19,11 +19,12 @@ from paddle.base.libpaddle import pir
 from fleet_sparse.core.embedding_spec import EmbeddingSpec
 from fleet_sparse.errors import PlanError
 
-from .op_names import PREFETCH, RAGGED
+from .op_names import PREFETCH, SEGMENTS
 from .placeholder import SITES, SiteSpec, parse_sites
 from .raw_op import name_of
 from .rewrite import TRAIN_ONLY
 from .scan import producers_of, scan
+from .segments import ragged_fields, replace_segments
 
 _DATA = "pd_op.data"
 _PARAMETER = "builtin.parameter"
@@ -61,6 +62,10 @@ class ForwardProgram(NamedTuple):
     holes: tuple[Hole, ...]
     lookups: tuple[int, ...]
     """Index of the lookup of each hole in `lookups_of` the original."""
+    ragged: tuple[str, ...] = ()
+    """Names of the inputs whose first dimension is not the number of examples: ids and weights of ragged fields."""
+    lengths: tuple[str, ...] = ()
+    """Names of the inputs that have the number of ids of each example of a ragged field."""
 
 
 class Network(NamedTuple):
@@ -168,37 +173,20 @@ def forward_part(
     ]
     ids = [hole.ids for hole in holes]
     prune(copy, [*copied, *ids, *(hole.value for hole in holes)])
-    for op in list(block.ops):
-        if op.has_attr(RAGGED):
-            _replace_segments(copy, op)
+    segments = [op for op in block.ops if name_of(op) == SEGMENTS]
+    fields = [field for op in segments for field in ragged_fields(op)]
+    ragged = tuple(filter(None, (feed_of(value) for field in fields for value in field.per_id)))
+    lengths = tuple(filter(None, (feed_of(field.lengths) for field in fields)))
+    with _at_start(copy):
+        for op in segments:
+            replace_segments(op)
     for op in block.ops:
         if name_of(op) is not None:
             raise PlanError(
-                f"save_inference_model: {name_of(op)} is computed in Python, which stock Paddle cannot save. Pool "
-                "padded fields with paddle.sum(rows, axis=1) in place of pooled_embedding"
+                f"save_inference_model: {name_of(op)} is computed in Python, which stock Paddle cannot save. Give a "
+                "target that is computed without it"
             )
-    return ForwardProgram(copy, tuple(copied), tuple(holes), tuple(used))
-
-
-def _replace_segments(program: pir.Program, op: pir.Operation) -> None:
-    """Replaces the op of segments of one ragged field by ops of Paddle, which do not check the lengths."""
-    combiner, lengths = op.str_attr(RAGGED), op.operand_source(1)
-    with paddle.static.program_guard(program, paddle.static.Program()):
-        pir.set_insertion_point(op)
-        counts = paddle.cast(paddle.reshape(lengths, [-1]), "int64")
-        examples = paddle.cumsum(paddle.ones_like(counts)) - 1
-        owners = paddle.reshape(paddle.repeat_interleave(examples, counts), [-1, 1])
-        column = paddle.cast(paddle.reshape(counts, [-1, 1]), "float32")
-        zeros = paddle.tile(paddle.zeros_like(column), [1, int(op.result(1).shape[1])])
-        replaced = [owners, zeros]
-        if combiner != "sum":
-            divisors = paddle.clip(column, min=1.0)
-            divisors = divisors if combiner == "mean" else paddle.sqrt(divisors)
-            replaced.append(paddle.clip(column, max=1.0) / divisors)
-        pir.set_insertion_point_to_block_end(program.global_block())
-    for old, new in zip(op.results(), replaced, strict=True):
-        old.replace_all_uses_with(new)
-    program.global_block().remove_op(op)
+    return ForwardProgram(copy, tuple(copied), tuple(holes), tuple(used), ragged, lengths)
 
 
 def prune(program: pir.Program, targets: Sequence[pir.Value]) -> None:

@@ -5,5 +5,3 @@ PREFETCH = "fs_prefetch"
 UPDATE = "fs_update"
 SEGMENTS = "fs_segments"
 
-RAGGED = "fleet_sparse_ragged"
-"""Attribute of an op of segments whose one field is ragged, without weights and padding: its combiner."""

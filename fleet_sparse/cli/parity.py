@@ -1,4 +1,4 @@
-"""`fleet-sparse parity`: compares losses on pservers with those of plain Paddle."""
+"""`fleet-sparse parity`: compares losses on pservers with those of plain Paddle, or a served model with its job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from rich.table import Table
 
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
 
+from .serving_parity import compare_serving
 from .terminal import AS_IS, console
+
+_READERS = 2
 
 
 class OptimizerChoice(StrEnum):
@@ -125,6 +128,12 @@ def parity(  # noqa: PLR0913, PLR0917  # options of the command
     max_step_lag: Annotated[int | None, typer.Option(min=0, help="Async: steps that a worker may be ahead.")] = None,
     k_steps: Annotated[int | None, typer.Option(min=1, help="Geo: steps between two exchanges.")] = None,
     clip: Annotated[ClipChoice | None, typer.Option(help="Clip gradients by their norm; default: no clip.")] = None,
+    serving: Annotated[
+        bool, typer.Option("--serving", help="Compare predictions of the saved model with those of the job instead.")
+    ] = False,
+    readers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Serving: read-only pserver processes; default 2.")
+    ] = None,
 ) -> None:
     """Trains one model on pservers and in plain Paddle from the same rows, and compares the losses of each step.
 
@@ -132,7 +141,16 @@ def parity(  # noqa: PLR0913, PLR0917  # options of the command
     and takes one step. In sync mode, and with one worker in any mode, the losses are equal to 1e-6 on any number of
     pservers. With several workers in another mode the differences are shown and not judged. Every batch contains every
     id, because pservers train lazily and Paddle does not.
+
+    With --serving it trains and saves a model, and compares the predictions of the job with those of the plain model,
+    the ONNX model and a Predictor on --readers pservers, for a full snapshot and for a delta. They are equal to 1e-6.
     """
+    if serving:
+        given = {"scale": scale, "max-step-lag": max_step_lag, "k-steps": k_steps}
+        _refuse_options_of_training(workers=workers, mode=mode, optimizer=optimizer, clip=clip, **given)
+        raise typer.Exit(0 if compare_serving(servers, readers or _READERS, steps) else 1)
+    if readers is not None:
+        raise typer.BadParameter("is an option of --serving. Leave it out.", param_hint="--readers")
     details = _details(mode, {"scale": scale, "max-step-lag": max_step_lag, "k-steps": k_steps})
     if workers > 1 and not servers:
         raise typer.BadParameter(
@@ -153,6 +171,13 @@ def parity(  # noqa: PLR0913, PLR0917  # options of the command
         console.print("ftrl: not compared, because Paddle has no optimizer for it.", **AS_IS)
     is_equal = all(each.largest_difference <= tolerance for each in comparisons)
     raise typer.Exit(0 if is_equal or not job.is_exact else 1)
+
+
+def _refuse_options_of_training(**given: Any) -> None:
+    defaults = {"workers": 1, "mode": ModeChoice.sync}
+    for name, value in given.items():
+        if value != defaults.get(name):
+            raise typer.BadParameter("is not an option of --serving. Leave it out.", param_hint=f"--{name}")
 
 
 def _details(mode: ModeChoice, given: dict[str, Any]) -> dict[str, Any]:

@@ -299,6 +299,7 @@ def _write_networks(
         lookups=tuple(_lookup(hole) for hole in forward.holes),
         dense=_dense_arrays(session, forward.program),
         is_split=is_split,
+        ragged=tuple(name for name in planned.feeds if name in forward.ragged),
         check=tuple(findings),
     )
 
@@ -325,7 +326,9 @@ def _examples(inputs: Mapping[str, pir.Value], forward: ForwardProgram, last_fee
     if isinstance(last_feed, Mapping) and all(name in last_feed for name in inputs):
         fed = {name: np.array(last_feed[name]).astype(_dtype(value)) for name, value in inputs.items()}
         sizes = {len(fed[name]) for name, value in inputs.items() if value.shape and value.shape[0] == -1}
-        if len(sizes) == 1 and 0 not in sizes:  # otherwise the first dimension is not that of the examples
+        if (
+            len(sizes) == 1 and not forward.ragged and 0 not in sizes
+        ):  # otherwise the first dimension is not that of the examples
             return {n: fed[n][:_NUM_EXAMPLES] if v.shape and v.shape[0] == -1 else fed[n] for n, v in inputs.items()}
         if 0 not in sizes:
             return fed
@@ -338,6 +341,8 @@ def _examples(inputs: Mapping[str, pir.Value], forward: ForwardProgram, last_fee
         if name in of_ids:
             size = of_ids[name].size if of_ids[name].is_bounded else None
             drawn[name] = rng.integers(0, size or 2**31 - 1, shape).astype(_dtype(value))
+        elif name in forward.lengths:
+            drawn[name] = np.ones(shape, _dtype(value))  # as many ids of a ragged field as examples
         else:
             drawn[name] = rng.random(shape).astype(_dtype(value))  # integers become 0
     return drawn

@@ -18,11 +18,11 @@ from fleet_sparse.core.ids import BUCKET_BITS, hash_ids
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.checked_json import decode_checked, encode_checked
 from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.directory import corrupt
 from fleet_sparse.snapshot.reader import SnapshotReader
 
-from .checked_json import decode_checked, encode_checked
 from .exported_rows import DTYPES, RowChoice, RowError, chosen_rows, stored_rows, unseen_row
 
 INDEX_FILE = "DICTIONARY.json"

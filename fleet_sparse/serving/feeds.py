@@ -35,7 +35,7 @@ def checked_feed(model: ServedModel, feed: Mapping[str, Any]) -> dict[str, NDArr
             size not in (-1, got) for size, got in zip(tensor.shape, array.shape, strict=True)
         ):
             raise ValueError(f"feed {name!r}: has shape {array.shape}, should have {tensor.shape}, -1 for any size")
-        if tensor.shape and tensor.shape[0] == -1:
+        if tensor.shape and tensor.shape[0] == -1 and name not in model.ragged:
             sizes[name] = len(array)
         arrays[name] = np.ascontiguousarray(array, dtype)
     if len(set(sizes.values())) > 1:

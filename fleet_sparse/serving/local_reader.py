@@ -145,7 +145,7 @@ class _Rows(NamedTuple):
         places = self._places(hash_ids(ids, spec.salt))
         if (places >= 0).all():
             return self.rows[places]
-        rows = initial_rows(spec.read_initializer, ids, dim=spec.dim, seed=spec.seed, salt=spec.salt)
+        rows = _initial(spec, ids)
         known = np.flatnonzero(places >= 0)
         rows[known] = self.rows[places[known]]
         return rows
@@ -165,9 +165,14 @@ class _Rows(NamedTuple):
         return places
 
 
+def _initial(spec: TableSpec, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    return initial_rows(spec.read_initializer, ids, dim=spec.dim, seed=spec.seed, salt=spec.salt)
+
+
 def _rows_of(content: SnapshotReader, table: str) -> _Rows:
     """Reads all rows of a table."""
     spec = content.table(table).spec
+    _initial(spec, np.empty(0, np.int64))  # compiles, which a request should not wait for
     # Untouched memory costs nothing, and the rows of a chain are at most those of all its files.
     capacity_rows = sum(
         section.num_rows

@@ -10,10 +10,9 @@ import xxhash
 
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.checked_json import decode_checked, encode_checked
 from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.directory import Directory, corrupt, read
-
-from .checked_json import decode_checked, encode_checked
 
 NAME = "SERVING.json"
 FORMAT = "fleet_sparse serving model"
@@ -118,6 +117,8 @@ class ServedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dense: tuple[DenseArray, ...]
     is_split: bool
     check: tuple[Finding, ...]
+    ragged: tuple[str, ...] = ()
+    """Names of the feeds whose first dimension is the number of ids, not that of examples."""
     rows: str = ROWS
     version: int = VERSION
     format: str = FORMAT
@@ -145,6 +146,15 @@ def read_model(directory: Directory) -> ServedModel:
             "fleet.save_inference_model"
         )
     return decode_checked(read(directory, NAME, MAX_BYTES), ServedModel, f"{directory}/{NAME}")
+
+
+def series_of(directory: Directory) -> Directory:
+    """Returns the directory of the snapshots of a model: its `rows`, or the directory itself if no model is there.
+
+    Raises:
+        SnapshotError, SnapshotCorrupt: As `read_model`.
+    """
+    return directory.child(read_model(directory).rows) if NAME in directory.names() else directory
 
 
 def read_network_file(directory: Directory, model: ServedModel, name: str) -> bytes:

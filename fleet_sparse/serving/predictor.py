@@ -24,7 +24,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.version import NO_VERSION, Version
 from fleet_sparse.errors import ErrorCode, PlanError, ProtocolError, SettingError, ShardUnavailable, TableMismatch
 from fleet_sparse.settings import Settings
-from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.directory import Directory, directory_at
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.rows.deduplicator import Deduplicator, LookupGroup, TableLookups
 
@@ -32,7 +32,7 @@ from .feeds import check_bounds, checked_feed
 from .model import IDS, NETWORK, read_model
 from .paddle_export import copy_files, examples_of
 from .paddle_network import Arrays, OpenNetwork, save_values, values_of
-from .pserver_reader import PserverReader, Reading, differences_of_reads, endpoints_of
+from .pserver_reader import PserverReader, Reading, differences_of_reads
 from .row_cache import RowCache
 from .series_reader import SeriesReader
 
@@ -139,14 +139,13 @@ class Predictor:
         model: Path or URL of a directory that `fleet.save_inference_model` wrote.
         pservers: For each shard in order `host:port` of the control plane of its read-only pserver, or of several with
             `|` between them; or one string with commas between shards. None to hold rows and dense values of the
-            newest snapshot in `model` in this process.
+            newest snapshot in `model` in this process. Or a reader, which `close` closes.
         cache_rows: Number of rows of each table that are kept, of the version that is used; 0 for none. It has no
             effect without pservers.
         engine: What computes the network: `paddle`, without oneDNN, or `onnxruntime` (extra `fleet-sparse[onnx]`).
         unseen: What an id without a row reads: its `initial` value, as in training, the `mean` of the initializer, or
             `zeros`. Every row that is bit for bit its initial value counts as none.
         settings: Timeouts and limits; None for those of the environment.
-        reader: Where rows and dense values come from, in place of `pservers`; `close` closes it.
 
     Raises:
         PlanError: The model has no split network, or a pserver trains.
@@ -160,13 +159,12 @@ class Predictor:
     def __init__(
         self,
         model: str,
-        pservers: str | Sequence[str] | None = None,
+        pservers: str | Sequence[str] | RowReader | None = None,
         cache_rows: int = 0,
         engine: Engine = "paddle",
         unseen: Unseen = "initial",
         *,
         settings: Settings | None = None,
-        reader: RowReader | None = None,
     ) -> None:
         for name, value, allowed in (("engine", engine, Engine), ("unseen", unseen, Unseen)):
             if value not in get_args(allowed):
@@ -196,16 +194,11 @@ class Predictor:
             self._values = values_of(self._local / NETWORK)
             self._computing, self._open, self._ids = self._opened(engine)
             names = [table.name for table in self._model.tables]
-            if reader is not None:
-                self._reader = reader
-            elif pservers is None:
-                self._reader = SeriesReader(directory.child(self._model.rows), names)
-            else:
-                self._reader = PserverReader(pservers, self._settings)
+            self._reader = self._reader_of(pservers, directory.child(self._model.rows), names)
             undo.callback(self._reader.close)
             self._check_model()
             self._specs = {name: self._reader.tables[name] for name in names}
-            self._place_lookups(1 if pservers is None else len(endpoints_of(pservers)))
+            self._place_lookups()
             if cache_rows and isinstance(self._reader, PserverReader):
                 self._cache = RowCache(self._specs.values(), cache_rows)
             self._adopt(NO_VERSION, self._first_version())
@@ -325,8 +318,17 @@ class Predictor:
         rows[is_unseen] = mean_of(spec.read_initializer) if self._unseen == "mean" else 0.0
         return rows
 
-    def _place_lookups(self, num_shards: int) -> None:
-        """Prepares to find the distinct ids of each table."""
+    def _reader_of(
+        self, pservers: str | Sequence[str] | RowReader | None, rows: Directory, tables: Sequence[str]
+    ) -> RowReader:
+        """Returns where rows and dense values come from."""
+        if pservers is None:
+            return SeriesReader(rows, tables)
+        return PserverReader(pservers, self._settings) if isinstance(pservers, (str, Sequence)) else pservers
+
+    def _place_lookups(self) -> None:
+        """Prepares to find the distinct ids of each table, for pservers in the order of their shards."""
+        num_shards = self._reader.num_shards if isinstance(self._reader, PserverReader) else 1
         self._deduplicator = Deduplicator(Placement.even(num_shards))
         of_table: dict[str, list[int]] = {name: [] for name in self._specs}
         for number, lookup in enumerate(self._model.lookups):

@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
@@ -25,7 +26,6 @@ from fleet_sparse.core.version import Version
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import (
     ErrorCode,
-    FleetSparseError,
     ProtocolError,
     SettingError,
     ShardUnavailable,
@@ -47,19 +47,20 @@ from fleet_sparse.wire.frame_format import (
     Header,
     Op,
 )
-from fleet_sparse.worker.control.rpc import GrpcTransport, Rpc, Transport
+from fleet_sparse.worker.control.rpc import GrpcTransport, OutOfTime, Transport, Unreachable
 from fleet_sparse.worker.net.channel import Channel
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.link_errors import LinkErrors
 from fleet_sparse.worker.net.shard_link import Registration
 
+from .fair_lock import FairLock
 from .replicas import Replicas, Tries
 
 _log = logging.getLogger(__name__)
 
 _AWAIT_TIMEOUT_S = 30.0  # longer than a pserver waits
 _AWAIT_S = 20.0
-_ATTACH_PAUSE_S = 0.1
+_ATTACH_TIMEOUT_S, _ATTACH_PAUSE_S = 2.0, 0.1
 _REFUSED_PAUSE_S = 1.0
 _ID_BYTES = 8
 
@@ -121,6 +122,7 @@ class PserverReader:
         open_channel: Opens the connections to the data planes.
 
     Attributes:
+        num_shards: Number of shards.
         tables: Specs of the tables that the pservers have, by name.
         arrays: Specs of their dense arrays, by name.
 
@@ -141,16 +143,17 @@ class PserverReader:
     ) -> None:
         self._settings = Settings.from_environment() if settings is None else settings
         self._of_shard = endpoints_of(pservers)
+        self.num_shards = len(self._of_shard)
         shards = [shard for shard, endpoints in enumerate(self._of_shard) for _ in endpoints]
         self._credentials = Credentials()
-        transport = transport or GrpcTransport([each for some in self._of_shard for each in some], self._credentials)
-        self._rpc = Rpc(transport, self._settings)
+        self._endpoints = [each for some in self._of_shard for each in some]
+        self._transport = transport or GrpcTransport(self._endpoints, self._credentials)
         self._open_channel = open_channel
         self._client_id = os.urandom(16)
-        self._placement = Placement.even(len(self._of_shard))
+        self._placement = Placement.even(self.num_shards)
         self._closed = threading.Event()
 
-        self._io = threading.Lock()  # guards the channel and what follows
+        self._io = FairLock()  # guards the channel and what follows
         self._channel: Channel | None = None
         self._on_channel: list[int] = []  # replica of each connection
         self._request_ids = count(1)
@@ -159,7 +162,7 @@ class PserverReader:
         self._replicas = Replicas(shards)
         self._attached: dict[int, _Attached] = {}
         self._is_stale = False  # a replica was attached that is not on the channel
-        self._errors: dict[int, FleetSparseError] = {}
+        self._errors: dict[int, Exception] = {}
         self._current: Version | None = None
         self.tables: dict[str, TableSpec] = {}
         self.arrays: dict[str, DenseSpec] = {}
@@ -173,6 +176,8 @@ class PserverReader:
             watcher.start()
         try:
             self._await_attached()
+            with self._io:
+                self._refresh_channel()
         except BaseException:
             self.close()
             raise
@@ -186,7 +191,7 @@ class PserverReader:
     def close(self) -> None:
         """Ends the connections, and the calls that wait. A second call does nothing."""
         self._closed.set()
-        self._rpc.close()
+        self._transport.close()
         with self._state:
             self._state.notify_all()
         if self._channel is not None:
@@ -302,7 +307,7 @@ class PserverReader:
         """
         found: dict[str, list[NDArray[np.int64]]] = {name: [] for name in self.tables}
         names = {spec.table_id: name for name, spec in self.tables.items()}
-        frames = [_ShardFrame(shard, ()) for shard in range(len(self._of_shard))]
+        frames = [_ShardFrame(shard, ()) for shard in range(self.num_shards)]
         deadline = time.monotonic() + self._settings.deadline_s
         try:
             replies = self._ask(frames, Op.CHANGED, version, deadline, before=before)
@@ -322,28 +327,39 @@ class PserverReader:
         while not self._closed.is_set():
             pause_s = _ATTACH_PAUSE_S
             try:
-                reply = self._rpc.call(index, "Attach", request, self._settings.deadline_s, patience_s=0.0)
+                reply = self._call(index, shard, "Attach", request, _ATTACH_TIMEOUT_S)
                 self._attach(index, shard, reply)
-                while True:
+                while self._replicas[index].is_attached:  # until a read finds that it was started again
                     known = messages.AwaitVersionRequest(checksum=_versions_of(reply)[0].checksum)
-                    reply = self._rpc.call(index, "AwaitVersion", known, _AWAIT_TIMEOUT_S, patience_s=0.0)
+                    reply = self._call(index, shard, "AwaitVersion", known, _AWAIT_TIMEOUT_S)
                     with self._state:
                         self._replicas.set_versions(index, _versions_of(reply))
                         self._state.notify_all()
             except ShardUnavailable as error:
                 self._detach(index, error)
-            except FleetSparseError as error:
+            except Exception as error:
                 self._detach(index, error)
                 pause_s = _REFUSED_PAUSE_S
-            except RuntimeError:
-                return  # it is closed
             self._closed.wait(pause_s)
 
+    def _call(self, index: int, shard: int, method: str, request: Message, timeout_s: float) -> Any:
+        """Returns the reply of a replica to a call of the control plane.
+
+        Raises:
+            ShardUnavailable: It was not reached, or did not answer in time.
+            FleetSparseError: It refused the call.
+        """
+        try:
+            return self._transport.start(index, method, request, timeout_s).result()
+        except (Unreachable, OutOfTime) as error:
+            endpoint = self._endpoints[index]
+            raise ShardUnavailable(f"{endpoint}: {method}: {error}", shard=shard, endpoint=endpoint) from error
+
     def _attach(self, index: int, shard: int, reply: Any) -> None:
-        num_shards = len(self._of_shard)
+        num_shards = self.num_shards
         if (reply.shard, reply.num_shards) != (shard, num_shards):
             raise SettingError(
-                f"{self._rpc.endpoint(index)}: it is shard {reply.shard} of {reply.num_shards}, should be shard "
+                f"{self._endpoints[index]}: it is shard {reply.shard} of {reply.num_shards}, should be shard "
                 f"{shard} of {num_shards}. List the pservers of all shards, in their order"
             )
         specs = [parse_spec(table.spec) for table in reply.tables]
@@ -360,7 +376,7 @@ class PserverReader:
             if not self.tables and not self.arrays:
                 self.tables = {spec.name: spec for spec in specs if isinstance(spec, TableSpec)}
                 self.arrays = {spec.name: spec for spec in specs if isinstance(spec, DenseSpec)}
-            self._check_specs(self._rpc.endpoint(index), specs)
+            self._check_specs(self._endpoints[index], specs)
             hashes = {spec.table_id: spec.schema_hash for spec in specs}
             self._attached[index] = _Attached(registration, hashes)
             self._replicas.attach(index, _versions_of(reply))
@@ -380,18 +396,20 @@ class PserverReader:
                     "pservers of one model"
                 )
 
-    def _detach(self, index: int, error: FleetSparseError) -> None:
+    def _detach(self, index: int, error: Exception) -> None:
         if self._closed.is_set():
             return
         with self._state:
-            is_new = str(error) != str(self._errors.get(index)) and self._replicas[index].is_attached
+            was_attached = self._replicas[index].is_attached
+            is_new = str(error) != str(self._errors.get(index))
             self._replicas.detach(index)
             self._errors[index] = error
-            self._lost.append(index)
+            if was_attached:
+                self._lost.append(index)
             self._state.notify_all()
         self._wake()
-        if is_new or not isinstance(error, ShardUnavailable):
-            _log.warning("replica %s is not used: %s", self._rpc.endpoint(index), error)
+        if was_attached or (is_new and not isinstance(error, ShardUnavailable)):
+            _log.warning("replica %s is not used: %s", self._endpoints[index], error)
 
     def _wake(self) -> None:
         channel = self._channel
@@ -468,7 +486,7 @@ class PserverReader:
 
     def _pieces(self, ids: Mapping[str, NDArray[np.int64]], arrays: Collection[str]) -> list[list[_Piece]]:
         """Returns what each shard is asked for, in pieces of at most half of a frame."""
-        limit, num_shards = self._settings.max_frame_bytes // 2, len(self._of_shard)
+        limit, num_shards = self._settings.max_frame_bytes // 2, self.num_shards
         pieces: list[list[_Piece]] = [[] for _ in range(num_shards)]
         for name, its_ids in ids.items():
             spec = self.tables[name]
@@ -541,6 +559,8 @@ class PserverReader:
                     tries.begin_again()
                 now = time.monotonic()
                 with self._state:
+                    if self._is_stale:
+                        continue  # a replica was attached since, and has no connection yet
                     while self._lost:
                         tries.lose(self._lost.popleft(), now)
                     sends = tries.due(now)
@@ -599,7 +619,7 @@ class PserverReader:
                     self._replicas.detach(replica)  # its watcher attaches again
                 return
         shard = self._replicas[replica].shard
-        raise LinkErrors(shard, self._rpc.endpoint(replica)).refused(error.code, error.message)
+        raise LinkErrors(shard, self._endpoints[replica]).refused(error.code, error.message)
 
     def _request(
         self,
@@ -648,9 +668,13 @@ class PserverReader:
             settings = replace(settings, channel="stream" if _has_stream(attached) else "zmq")  # no second probe
             self._channel.close()
         self._on_channel = list(attached)
-        self._channel = self._open_channel(
-            [each.registration for each in attached.values()], settings, self._credentials, on_lost=self._note_lost
-        )
+        registrations = [each.registration for each in attached.values()]
+        try:
+            self._channel = self._open_channel(registrations, settings, self._credentials, on_lost=self._note_lost)
+        except BaseException:
+            with self._state:
+                self._is_stale = True
+            raise
         return True
 
     def _note_lost(self, connection: int) -> None:

@@ -123,9 +123,10 @@ class Replicas:
         return any(version in each.versions for each in self._attached(shard))
 
     def lacks(self, shard: int, version: Version, now: float) -> bool:
-        """Returns whether there are replicas of the shard that are not avoided, none of which has the version."""
-        sound = [each for each in self._attached(shard) if each.avoided_until <= now]
-        return bool(sound) and not any(version in each.versions for each in sound)
+        """Returns whether no replica of the shard has the version that is not avoided, or none at all if all are."""
+        attached = list(self._attached(shard))
+        asked = [each for each in attached if each.avoided_until <= now] or attached
+        return bool(asked) and not any(version in each.versions for each in asked)
 
     def missing_shard(self, version: Version | None = None) -> int | None:
         """Returns the first shard without a replica that is attached, or has a version; None if all have one."""
@@ -163,12 +164,7 @@ class Replicas:
         """
         common = self._common(self._offers()) - {known}
         is_gone = self.missing_shard(known) is not None
-        candidates = [
-            version
-            for version in sorted(common, reverse=True)
-            if (version.number >= known.number or self._all_adopted_after(version, known))
-            and not any(_is_behind(version, known, each.versions) for each in self._replicas if each.is_attached)
-        ]
+        candidates = [version for version in sorted(common, reverse=True) if self._may_follow(version, known)]
         self._offered_since = {version: self._offered_since.get(version, now) for version in candidates}
         again_at = math.inf
         for version in candidates:
@@ -198,8 +194,10 @@ class Replicas:
     def _have_all(self, version: Version, now: float) -> bool:
         return all(version in r.versions for r in self._replicas if r.is_attached and r.avoided_until <= now)
 
-    def _all_adopted_after(self, version: Version, known: Version) -> bool:
-        """Returns whether each shard has a replica that adopted a version after `known`."""
+    def _may_follow(self, version: Version, known: Version) -> bool:
+        """Returns whether no replica left a newer version for `known`, or each shard has one that left `known`."""
+        if version.number >= known.number:
+            return not any(_is_behind(version, known, each.versions) for each in self._replicas if each.is_attached)
         return all(
             any(_is_behind(known, version, each.versions) for each in self._attached(shard)) for shard in self._of_shard
         )

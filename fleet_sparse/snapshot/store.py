@@ -9,11 +9,14 @@ from contextlib import closing
 from itertools import pairwise
 from typing import NamedTuple
 
+from fleet_sparse.core.version import Version
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 
+from . import serve_file
 from .directory import MANIFEST, Directory, FileLock, corrupt, read
-from .manifest import DELTA, FULL, MAX_BYTES, Base, Manifest, checked_save_id, snapshot_name
+from .manifest import DELTA, FULL, MAX_BYTES, Base, Manifest, checked_save_id, snapshot_name, version_of
 from .open_snapshot import open_file
+from .serve_file import read_serve_file
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(rf"(\d{{6}}|[1-9]\d{{6,}})-({FULL}|{DELTA})", re.ASCII)
@@ -71,6 +74,47 @@ class SnapshotStore:
             if manifest.is_complete or (tables and set(tables) <= set(manifest.tables)):
                 return name
         return None
+
+    def with_number(self, number: int) -> str:
+        """Returns the name of the snapshot with a number.
+
+        Raises:
+            SnapshotError: There is none; the message says whether it was removed.
+        """
+        names = self.snapshots()
+        found = next((name for name in names if _number(name) == number), None)
+        if found is None:
+            numbers = ", ".join(str(_number(name)) for name in names) or "none"
+            was_removed = 0 < number < max(map(_number, names), default=0)
+            why = "was removed, or its save was not finished" if was_removed else "does not exist"
+            raise SnapshotError(f"{self}: snapshot {number} {why}; there are {numbers}")
+        return found
+
+    def find(self, version: Version) -> str | None:
+        """Returns the name of the snapshot that is a version; None if it is not there any more."""
+        for name in self.snapshots():
+            if _number(name) == version.number and version_of(self.manifest(name)).checksum == version.checksum:
+                return name
+        return None
+
+    def served(self) -> str | None:
+        """Returns the name of the snapshot that readers serve: the one that `SERVE.json` names, otherwise the newest of
+        all tables; None without one.
+
+        Raises:
+            SnapshotError: The one that `SERVE.json` names is not there.
+            SnapshotCorrupt: `SERVE.json` is damaged.
+        """
+        pinned = read_serve_file(self._directory).pinned
+        if pinned is None:
+            return self.newest_with()
+        name = self.find(pinned)
+        if name is None:
+            raise SnapshotError(
+                f"{self}/{serve_file.NAME}: snapshot {pinned.number} ({pinned.checksum:016x}), which it names, is not "
+                "there. Write fleet-sparse version promote with another one, or unpin"
+            )
+        return name
 
     def manifest(self, name: str) -> Manifest:
         """Returns the manifest of a snapshot.
@@ -247,17 +291,25 @@ class SnapshotStore:
             complete = self.snapshots()
             own = [name for name in complete if is_own(_number(name)) or name == plan.name]
             first = 0 if keep_last is None else self._first_kept(own, keep_last)
+            held = set() if keep_last is None else self._held()
             old = [name for name in self._numbered() if _number(name) < plan.number]
             # Newest first, so that each remaining snapshot has its base.
             for name in reversed(old):
                 # Where directories are renamed, an incomplete snapshot is one that was being removed. Elsewhere it may
                 # be a save of another job that is under way.
                 is_remnant = name not in complete and (self._directory.renames or is_own(_number(name)))
-                if is_remnant or (name in own and _number(name) < first):
+                if is_remnant or (name in own and _number(name) < first and name not in held):
                     self._remove(name)
             self._remove_abandoned()
         except SnapshotError as error:
             _log.warning("cannot see what to remove from %s: %s", self, error)
+
+    def _held(self) -> set[str]:
+        """Returns the names of the snapshots that readers serve or may return to, and of those below them."""
+        content = read_serve_file(self._directory)
+        versions = [version for version in (content.pinned, content.way_back) if version is not None]
+        names = [name for name in map(self.find, versions) if name is not None]
+        return {directory.name for name in names for directory, _ in self.chain(name)}
 
     def _remove_abandoned(self) -> None:
         """Removes the drafts of processes that died, whose locks nobody holds, and other drafts of this process.
@@ -297,6 +349,18 @@ class SnapshotStore:
 def is_snapshot(where: Directory) -> bool:
     """Returns whether a directory is one snapshot, and not one for several."""
     return _NAME.fullmatch(where.name) is not None or MANIFEST in where.names()
+
+
+def served_chain(where: Directory) -> list[tuple[Directory, Manifest]]:
+    """Returns `SnapshotStore.chain` of the snapshot that readers of a series serve, or of the snapshot that it is.
+
+    Raises:
+        SnapshotError: As `SnapshotStore.chain` and `SnapshotStore.served`.
+    """
+    if is_snapshot(where):
+        return open_chain(where)
+    store = SnapshotStore(where)
+    return store.chain(store.served())
 
 
 def open_chain(where: Directory, tables: Collection[str] = ()) -> list[tuple[Directory, Manifest]]:

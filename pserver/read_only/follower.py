@@ -1,4 +1,4 @@
-"""Follower: keeps a read-only shard at the newest snapshot of a series that grows, or shrinks."""
+"""Follower: keeps a read-only shard at the snapshot of a series that readers serve, by default the newest one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FollowerStats:
     Attributes:
         num_adopted: Number of versions that it adopted.
         num_failed: Number of tries that failed.
-        last_failure: Why the newest snapshot is not served; empty if it is.
+        last_failure: Why the snapshot that should be served is not; empty if it is.
     """
 
     num_adopted: int = 0
@@ -47,8 +47,9 @@ class FollowerStats:
 class Follower:
     """Follows a series with one shard.
 
-    The newest snapshot of all tables is adopted, also if it is older than the one that is served, because that one was
-    removed. A snapshot that cannot be read, or is one of another model, changes nothing: it is tried again.
+    The snapshot that `SERVE.json` names is adopted, without one the newest of all tables, also if it is older than the
+    one that is served. If that file or the snapshot cannot be read, or it is one of another model, nothing changes, and
+    the follower tries again.
 
     Args:
         shard: The shard, which has a version; nobody else changes it.
@@ -96,7 +97,7 @@ class Follower:
         self._thread.join()
 
     def look(self) -> bool:
-        """Looks at the series once and adopts its newest snapshot if it is not the one that is served.
+        """Looks at the series once and adopts the snapshot that should be served if it is not.
 
         Returns:
             True if a version was adopted. Raises nothing; failures are logged and in `stats`.
@@ -105,7 +106,7 @@ class Follower:
         if self._failed_at is not None and now - self._failed_at < RETRY_S:
             return False
         try:
-            return self._adopt_newest(now)
+            return self._adopt(now)
         except Exception as error:
             if not self._stopping.is_set():
                 self._note_failure(error)
@@ -115,8 +116,8 @@ class Follower:
         while not self._stopping.wait(self._look_s):
             self.look()
 
-    def _adopt_newest(self, now: float) -> bool:
-        name = self._store.newest_with()
+    def _adopt(self, now: float) -> bool:
+        name = self._store.served()
         served = self._shard.newest
         if name is None:
             self._note_failure(f"{self._store}: it has no snapshot any more; snapshot {served.number} is still served")
@@ -178,5 +179,5 @@ class Follower:
         self._failed_at = self._clock()
         self.stats.num_failed += 1
         if text != self.stats.last_failure:
-            _log.warning("shard %d: the newest snapshot is not served: %s", self._shard.shard_index, text)
+            _log.warning("shard %d: the snapshot that should be served is not: %s", self._shard.shard_index, text)
         self.stats.last_failure = text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -82,6 +83,34 @@ def test_what_is_not_compared_is_printed(losses) -> None:
     assert "lamb: compared with lamb_weight_decay=0.0" in output
 
 
+@pytest.fixture
+def differences(monkeypatch):
+    """`differences(*of_ways)`: what the worker of a job that serves will have printed."""
+
+    def set_differences(*of_ways):
+        ways = [{"way": name, "version": 1, "kind": "full", "difference": value} for name, value in of_ways]
+        output = json.dumps({"tolerance": 1e-6, "compared": ways})
+        monkeypatch.setattr(cli.serving_parity, "run_together", lambda children, limit_s: [output])
+
+    return set_differences
+
+
+def test_each_way_of_serving_is_shown(differences) -> None:
+    differences(("plain model", 2e-7), ("ONNX model", None))
+    result = parity("--serving", "--servers", "0")
+    assert re.search(r"plain model +│ 1 \(full\) │ +2\.0e-07 │ +yes", result.output)
+    assert "needs fleet-sparse[onnx]" in result.output
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("difference", [2e-6, float("nan"), float("inf")])
+def test_a_served_model_that_differs_is_no_parity(differences, difference) -> None:
+    differences(("plain model", 0.0), ("Predictor", difference))
+    result = parity("--serving", "--servers", "0")
+    assert "NO: above 1e-06" in result.output
+    assert result.exit_code == 1
+
+
 # All the error paths
 
 
@@ -98,6 +127,11 @@ def test_what_is_not_compared_is_printed(losses) -> None:
         (["--k-steps", "4"], "Invalid value for --k-steps"),
         (["--mode", "async", "--scale", "sum"], "Invalid value for --scale"),
         (["--mode", "geo", "--max-step-lag", "0"], "Invalid value for --max-step-lag"),
+        (["--readers", "2"], "Invalid value for --readers"),
+        (["--serving", "--readers", "0"], "Invalid value for '--readers'"),
+        (["--serving", "--workers", "2"], "Invalid value for --workers"),
+        (["--serving", "--mode", "geo"], "Invalid value for --mode"),
+        (["--serving", "--k-steps", "4"], "Invalid value for --k-steps"),
     ],
 )
 def test_wrong_argument_is_an_error_without_a_trace(arguments, message) -> None:

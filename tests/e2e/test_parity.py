@@ -94,6 +94,14 @@ def test_parity_command_finds_equal_losses_of_every_optimizer():
     assert output.count("yes") == 2 * len(OptimizerChoice)
 
 
+def test_parity_command_finds_equal_predictions_of_every_way():
+    output = parity(3, 1, "--serving", "--readers", "2", "--steps", "5")
+    assert "5 steps before each save, 3 pservers" in output
+    assert output.count("yes") >= 6
+    assert "Predictor on 2 pservers" in output
+    assert "2 (delta)" in output
+
+
 JOBS = [
     (0, 1, "avg", ["sgd", "adagrad"]),
     (1, 1, "avg", ["adam", "adamw"]),

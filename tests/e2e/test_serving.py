@@ -6,11 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fleet_sparse.local_pservers import local_pservers
+from fleet_sparse.serving.predictor import Predictor
+from fleet_sparse.serving.version_predictor import version_predictor
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.store import SnapshotStore
 from support.jobs import environment, outputs_of
+from support.sources import ROOT
 
 PREDICTS = """
 import sys
@@ -52,3 +57,39 @@ def test_a_job_and_its_plain_model_predict_alike(tmp_path: Path, num_servers: in
     assert ended.returncode == 0, ended.stderr
     assert "wrote rows" in export(tmp_path, "serve", "rows", "--format", "dictionary", "--dtype", "int8")
     assert "table 'items' is intact: 43 rows, int8" in export(tmp_path, "--verify", "rows")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_servers", [1, 2, 3])
+def test_any_number_of_pservers_reads_what_others_saved(tmp_path: Path, num_servers: int) -> None:
+    """The predictions are those of the job, and bit for bit those of a process that holds the version."""
+    outputs_of("served.py", tmp_path, 1, num_servers=num_servers)
+    serve = str(tmp_path / "serve")
+    with np.load(tmp_path / "expected.npz") as known:
+        ids, expected = known["ids"], known["prediction"]
+    assert {-1, -(2**63), 2**63 - 1} <= set(ids.flat)
+    feeds = [{"ids": np.resize(ids, (size, 4))} for size in (0, 1, 2, 513)]
+    with version_predictor(serve, directory_at(tmp_path / "serve" / "rows" / "000001-full")) as predictor:
+        computed_again = [predictor.run(feed).outputs for feed in feeds]
+    for num_readers in (1, 2, 5):
+        with (
+            local_pservers(
+                num_readers, root=tmp_path, load_dirname="serve/rows", arguments=["--read-only"]
+            ) as pservers,
+            Predictor(serve, pservers.endpoints) as predictor,
+        ):
+            (found,) = predictor.run({"ids": ids}).outputs.values()
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+            for feed, wanted in zip(feeds, computed_again, strict=True):
+                for name, value in predictor.run(feed).outputs.items():
+                    assert value.tobytes() == wanted[name].tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_demo_of_serving_ends_well(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(ROOT / "examples" / "serving" / "demo.py")]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "All predictions agree" in ended.stdout

@@ -160,6 +160,55 @@ def test_targets_of_the_training_part_are_refused():
         fleet.save_inference_model(executor, "serve", ["ids"], [update.operand_source(2)])
 
 
+def in_branch(ids):
+    return paddle.static.nn.cond(paddle.sum(ids) > 0, lambda: flagged(ids), lambda: flagged(ids) * 2)
+
+
+def in_loop(ids):
+    zero, rows = paddle.full([1], 0, "int64"), paddle.full([1, 3, 4], 0.0)
+
+    def body(number, total):
+        return number + 1, total + paddle.sum(flagged(ids), axis=0, keepdim=True)
+
+    return paddle.static.nn.while_loop(lambda number, _: number < 2, body, [zero, rows])[1]
+
+
+@pytest.mark.parametrize(("looked_up", "text"), [(in_branch, "inside pd_op.if"), (in_loop, "inside pd_op.while")])
+def test_lookups_in_control_flow_are_refused(directory, looked_up, text):
+    prediction = paddle.sum(looked_up(ids_input((-1, 3))), axis=[1, 2])
+    executor = start()
+    with pytest.raises(PlanError, match=rf"table 'emb' is {text}"):
+        fleet.save_inference_model(executor, "serve", ["ids"], [prediction])
+    assert not Path(directory, "serve").exists()
+
+
+@pytest.mark.parametrize("is_minimized", [True, False])
+@pytest.mark.parametrize("name", ["save", "save_inference_model"])
+def test_files_of_programs_with_lookups_are_refused(directory, name, is_minimized):
+    if is_minimized:
+        prediction, _ = built()
+    else:
+        prediction = linear(paddle.sum(flagged(ids_input((-1, 3))), axis=1))
+    executor, program = start(), paddle.static.default_main_program()
+    (ids,) = [op.result(0) for op in program.global_block().ops if op.has_attr("name") and op.str_attr("name") == "ids"]
+    with pytest.raises(PlanError, match=rf"paddle.static.{name}: .*fleet.save_inference_model"):
+        if name == "save":
+            paddle.static.save(program, str(directory / "model"))
+        else:
+            paddle.static.save_inference_model(str(directory / "model"), [ids], [prediction], executor, program=program)
+    assert list(directory.iterdir()) == []
+
+
+def test_dygraph_mode_is_refused():
+    executor, prediction = trained()
+    paddle.disable_static()
+    try:
+        with pytest.raises(PlanError, match="dygraph"):
+            fleet.save_inference_model(executor, "serve", ["ids"], [prediction])
+    finally:
+        paddle.enable_static()
+
+
 def test_load_refuses_other_modes():
     trained()
     with pytest.raises(PlanError, match="mode 3"):

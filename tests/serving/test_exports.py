@@ -10,6 +10,7 @@ import paddle
 import paddle.distributed.fleet as fleet
 import pytest
 
+import fleet_sparse
 from fleet_sparse.errors import PlanError, SnapshotCorrupt, SnapshotError, TableMismatch
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.models.embedding import distributed
@@ -19,6 +20,8 @@ from fleet_sparse.serving.model import read_model
 from fleet_sparse.serving.paddle_export import export_paddle
 from fleet_sparse.serving.paddle_network import predict
 from fleet_sparse.serving.predictor import Predictor
+from fleet_sparse.serving.version_predictor import version_predictor
+from fleet_sparse.serving.versions import Versions
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.reader import open_content
@@ -55,7 +58,8 @@ def int32(a, b):
 
 
 def dropout(a, b):
-    hidden = paddle.static.nn.fc(pooled(a) + pooled(b), 4, activation="relu")
+    names = {"weight_attr": "hidden.w", "bias_attr": "hidden.b"}
+    hidden = paddle.static.nn.fc(pooled(a) + pooled(b), 4, activation="relu", **names)
     return paddle.nn.functional.dropout(paddle.nn.BatchNorm1D(4)(hidden), 0.5)
 
 
@@ -86,9 +90,10 @@ def feed_of(size, rng, ids=EXTREME):
 
 def saved(program, directory):
     """Trains a program on the ids that are looked up, saves it, and returns executor, evaluation and prediction."""
-    a, b = ids_input((-1, 3), "a"), ids_input((-1, 3), "b")
-    features = program(a, b)
-    prediction = features if program is without_dense_weights else linear(features)
+    with paddle.utils.unique_name.guard():
+        a, b = ids_input((-1, 3), "a"), ids_input((-1, 3), "b")
+        features = program(a, b)
+        prediction = features if program is without_dense_weights else linear(features)
     if program is not chained:
         minimize(paddle.mean(paddle.square(prediction - 1.0)), paddle.optimizer.SGD(1e-3))
     executor = start()
@@ -131,14 +136,73 @@ def test_a_plain_model_predicts_as_the_job(directory, program):
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+EVERY = [
+    pytest.param(each, id=each.__name__, marks=[] if each in (padding, dropout) else [pytest.mark.slow])
+    for each in PROGRAMS
+]
+
+
+@pytest.mark.filterwarnings("ignore:When training, we now always track global mean:UserWarning")
+@pytest.mark.parametrize("program", EVERY)
+def test_an_evaluation_program_is_served_as_one_that_trains(directory, program):
+    """It was built separately and never minimized; ordinary runs have a part of all programs."""
+    executor, trained = saved(program, directory)
+    built = paddle.static.Program()  # owns `prediction`: values do not keep their program alive
+    with paddle.static.program_guard(built, paddle.static.Program()), paddle.utils.unique_name.guard():
+        a, b = ids_input((-1, 3), "a"), ids_input((-1, 3), "b")
+        features = program(a, b)
+        prediction = features if program is without_dense_weights else linear(features)
+    evaluation = built.clone(for_test=True)
+    fleet.save_inference_model(executor, "serve", ["a", "b"], [prediction], evaluation)
+    exported(directory)
+    rng = np.random.default_rng(8)
+    with predictor_of(directory, 5) as predictor:
+        for size in (1, 2, 513):
+            feed = {name: ids[:, :1].repeat(3, 1) for name, ids in feed_of(size, rng).items()}
+            expected = evaluated(executor, trained, feed)
+            ways = [predict(directory / "out" / "model", feed, has_onednn=each)[0] for each in (None, False)]
+            ways += predictor.run(feed).outputs.values()
+            for found in ways:
+                np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
 @contextmanager
-def predictor_of(directory, num_shards=2, model="serve"):
+def predictor_of(directory, num_shards=2, model="serve", **variables):
     """Predicts with read-only pservers of the model."""
     with (
-        local_pservers(num_shards, root=directory, load_dirname="serve/rows", arguments=["--read-only"]) as pservers,
+        local_pservers(
+            num_shards, root=directory, load_dirname="serve/rows", arguments=["--read-only"], environment=variables
+        ) as pservers,
         Predictor(str(directory / model), pservers.endpoints, settings=Settings()) as predictor,
     ):
         yield predictor
+
+
+@pytest.mark.filterwarnings("ignore:When training, we now always track global mean:UserWarning")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_version_is_predicted_again_bit_by_bit(directory, program):
+    executor, _ = saved(program, directory)
+    rng = np.random.default_rng(3)
+    feeds = [feed_of(size, rng, np.append(EXTREME, rng.integers(0, 99, 9))) for size in (1, 32, 513)]
+    answers = []
+    with predictor_of(directory, FLEET_SPARSE_VERSION_KEEP_S="0.001") as predictor:
+        for number in (1, 2, 3):
+            if number > 1:
+                executor.run(feed=feed_of(16, rng), fetch_list=[])
+                fleet_sparse.save("serve/rows", "delta")
+            while predictor.run(feeds[0]).version.number < number:
+                assert not predictor.stats().last_failure
+            answers.append([predictor.run(feed) for feed in feeds])
+    versions = Versions(directory_at(directory / "serve" / "rows"))
+    for number, each in enumerate(answers, 1):
+        with version_predictor("serve", versions.directory_of(number)) as again:
+            for feed, (outputs, version) in zip(feeds, each, strict=True):
+                found = again.run(feed)
+                assert (found.version, version.number) == (version, number)
+                (name,) = outputs
+                assert found.outputs[name].tobytes() == outputs[name].tobytes()
+    ((first, _), (last, _)) = answers[0][2], answers[2][2]
+    assert any(first[name].tobytes() != last[name].tobytes() for name in first)
 
 
 @pytest.mark.filterwarnings("ignore:When training, we now always track global mean:UserWarning")
@@ -148,7 +212,8 @@ def test_a_predictor_predicts_as_the_job(directory, program):
     rng = np.random.default_rng(2)
     with predictor_of(directory) as predictor:
         for size in (0, 1, 2, 513):
-            feed = {name: ids + rng.integers(0, 2) for name, ids in feed_of(size, rng, EXTREME[2:]).items()}
+            unseen = rng.integers(0, 2)  # also ids without a row, and both ends of int64
+            feed = {name: np.where(np.abs(ids) < 10, ids + unseen, ids) for name, ids in feed_of(size, rng).items()}
             expected = evaluated(executor, prediction, feed)
             (found,) = predictor.run(feed).outputs.values()
             assert found.shape == expected.shape
@@ -172,6 +237,47 @@ def test_a_predictor_refuses_pservers_of_another_model(directory):
     path.write_bytes(msgspec.structs.replace(model, tables=tables).to_json())
     with pytest.raises(TableMismatch, match="'elsewhere'"), predictor_of(directory, 1):
         pass
+
+
+RAGGED = {"tags": np.array([3, -1, 7, 7, -(2**63)]), "tags.lengths": np.array([2, 0, 1, 2])}
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_fields_of_variable_length_are_exported_and_served(directory, combiner, has_weights):
+    """A ragged field and a padded one, which is cut by lengths."""
+    tags, tag_lengths = ids_input((-1,), "tags"), ids_input((-1,), "tags.lengths")
+    padded, lengths = ids_input((-1, 3), "padded"), ids_input((-1,), "lengths")
+    weights = [paddle.static.data("weights", [-1], "float32"), None] if has_weights else None
+    pooled_fields = fleet_sparse.pooled_embedding(
+        [tags, padded],
+        [10**11, DIM],
+        combiner,
+        lengths=[tag_lengths, lengths],
+        weights=weights,
+        is_sparse=True,
+        is_distributed=True,
+        padding_idx=7,
+        param_attr=paddle.ParamAttr(name="emb", initializer=paddle.nn.initializer.Uniform(-0.5, 0.5)),
+    )
+    prediction = linear(paddle.concat(pooled_fields, axis=1))
+    minimize(paddle.mean(paddle.square(prediction - 1.0)), paddle.optimizer.SGD(1e-3))
+    executor = start()
+    feed = {**RAGGED, "padded": np.array([[3, 7, -1], [7, 7, 7], [2**63 - 1, 3, 3], [-1, 3, 3]])}
+    feed |= {"lengths": np.array([3, 3, 1, 0])}
+    feed |= {"weights": np.array([0.5, 2, 3, 0, 1], np.float32)} if has_weights else {}
+    executor.run(feed=feed, fetch_list=[])
+    fleet.save_inference_model(executor, "serve", list(feed), [prediction])
+    model = read_model(directory_at("serve"))
+    assert model.ragged == (("tags", "weights") if has_weights else ("tags",))
+    exported(directory)
+    one = {name: values[:1] for name, values in feed.items()} | {"tags.lengths": np.array([1])}
+    with predictor_of(directory) as predictor:
+        for each in (feed, one):
+            expected = evaluated(executor, prediction, each)
+            ways = [predict(directory / "out" / "model", each, has_onednn=way)[0] for way in (None, False)]
+            for found in (*ways, *predictor.run(each).outputs.values()):
+                np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_ids_computed_from_rows_are_exported(directory):

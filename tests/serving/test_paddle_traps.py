@@ -5,6 +5,7 @@ If one of the first tests fails with a newer Paddle, the guard, or the parameter
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,74 @@ with tempfile.TemporaryDirectory() as where:
 """
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout.strip()) == (0, "[3.0, 3.0]"), ended.stderr
+
+
+def saved_sum(where, size=4):
+    """Saves `sum(x * w)`, where w has `size` numbers of 1; returns the path without its ending."""
+    paddle.enable_static()
+    program = paddle.static.Program()
+    with paddle.static.program_guard(program, paddle.static.Program()), paddle.utils.unique_name.guard():
+        x = paddle.static.data("x", [1], "float32")
+        y = paddle.sum(x * paddle.static.create_parameter([size], "float32", name="w"))
+    save_network(Path(where) / "net", program, [x], [y], {"w": np.ones(size, np.float32)})
+    return Path(where) / "net"
+
+
+def config_of(path):
+    config = paddle.inference.Config(f"{path}.json", f"{path}.pdiparams")
+    config.disable_glog_info()
+    return config
+
+
+def ended(code, *arguments):
+    """Exit code of a process that runs `code`."""
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, check=False).returncode
+
+
+def test_a_predictor_after_a_python_op_ends_the_process(tmp_path):
+    code = """
+import sys, paddle
+paddle.enable_static()
+x = paddle.static.data("x", [-1, 3], "int64")
+meta = paddle.static.MetaTensor(shape=[-1, 3], dtype=paddle.int64)
+attributes = {"infer_meta_fn_ptr": lambda *_: (meta,), "fn_ptr": lambda value: (value,)}
+paddle._C_ops._run_python_op(x, name="op", input_names=["i"], output_names=["o"], attrs=attributes, inplace_map={})
+paddle.inference.create_predictor(paddle.inference.Config(sys.argv[1] + ".json", sys.argv[1] + ".pdiparams"))
+"""
+    assert ended(code, saved_sum(tmp_path)) == -signal.SIGABRT
+
+
+def test_a_json_model_from_a_buffer_ends_the_process(tmp_path):
+    code = """
+import sys, pathlib, paddle
+files = [pathlib.Path(sys.argv[1] + ending).read_bytes() for ending in (".json", ".pdiparams")]
+config = paddle.inference.Config()
+config.set_model_buffer(files[0], len(files[0]), files[1], len(files[1]))
+paddle.inference.create_predictor(config)
+"""
+    assert ended(code, saved_sum(tmp_path)) == -signal.SIGSEGV
+
+
+def test_memory_optimization_needs_the_new_executor(tmp_path):
+    path = saved_sum(tmp_path)
+    config = config_of(path)
+    config.enable_memory_optim()
+    with pytest.raises(ValueError, match="memory_optimize_pass"):
+        paddle.inference.create_predictor(config)
+    config = config_of(path)
+    config.enable_memory_optim()
+    config.enable_new_executor()
+    paddle.inference.create_predictor(config)
+
+
+def test_a_clone_copies_the_weights(tmp_path):
+    def resident_bytes():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    size = 16 << 20
+    predictor = paddle.inference.create_predictor(config_of(saved_sum(tmp_path, size)))
+    before = resident_bytes()
+    clone = predictor.clone()
+    assert resident_bytes() - before > 0.8 * 4 * size
+    del clone

@@ -215,3 +215,18 @@ def test_read_only_needs_a_whole_snapshot(tmp_path: Path, arguments: list[str]) 
     )
     assert ended.returncode == 1
     assert "SettingError: --read-only" in ended.stderr
+
+
+def test_a_pserver_does_not_start_with_a_damaged_serve_file(tmp_path: Path) -> None:
+    save(tmp_path / "rows", model_of(1.0))
+    (tmp_path / "rows" / "SERVE.json").write_bytes(b"{}")
+    command = [sys.executable, "-m", "fleet_sparse.pserver", "--shard", "0", "--num-shards", "1", "--read-only"]
+    ended = subprocess.run(
+        [*command, "--control", "127.0.0.1:0", "--load", "rows"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "SERVE.json" in ended.stderr

@@ -106,6 +106,18 @@ def test_a_version_that_only_a_late_replica_has_is_gone() -> None:
     assert tries.is_gone(0.1)
 
 
+def test_a_version_that_only_avoided_replicas_lack_is_gone() -> None:
+    replicas = replicas_of((V7,), (V7,))
+    tries = tries_of(replicas, 0)
+    assert [tries.due(now) for now in (0.0, TRY_S, 2 * TRY_S)] == [[(0, 0)], [(0, 1)], []]
+    tries.refuse(0, 0)
+    assert not tries.is_gone(0.3)
+    tries.refuse(0, 1)
+    assert replicas[0].avoided_until > 0.3
+    assert replicas[1].avoided_until > 0.3
+    assert tries.is_gone(0.3)
+
+
 def test_without_a_replica_a_read_waits_for_one() -> None:
     replicas = replicas_of((V7,))
     tries = tries_of(replicas, 0)
@@ -171,8 +183,7 @@ def test_replicas_that_lag_take_no_client_back() -> None:
 def test_a_rollback_is_followed_and_not_undone() -> None:
     replicas = replicas_of((V7, V6), (V7, V6))
     replicas.set_versions(0, (V6, V7))
-    assert replicas.successor(V7, 0.0) == (None, SPREAD_S)
-    assert replicas.successor(V7, SPREAD_S) == (V6, math.inf)
+    assert replicas.successor(V7, 0.0) == (V6, math.inf)
     assert replicas.successor(V6, 1.0) == (None, math.inf)
     replicas.set_versions(1, (V6, V7))
     assert replicas.successor(V6, 9.0) == (None, math.inf)

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.version import Version
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
 from fleet_sparse.snapshot import manifest as manifest_module
 from fleet_sparse.snapshot import store as store_module
 from fleet_sparse.snapshot.directory import Directory, directory_at, read
-from fleet_sparse.snapshot.manifest import MAX_BYTES, Base, Manifest, ShardFile
-from fleet_sparse.snapshot.store import Plan, SnapshotStore, open_chain
+from fleet_sparse.snapshot.manifest import MAX_BYTES, Base, Manifest, ShardFile, version_of
+from fleet_sparse.snapshot.serve_file import read_serve_file, write_serve_file
+from fleet_sparse.snapshot.store import Plan, SnapshotStore, open_chain, served_chain
 from support.rows_files import (
     DENSE,
     TABLE,
@@ -615,3 +617,79 @@ def test_disk_that_is_full_at_any_byte_leaves_the_old_snapshot(
     assert failed > 1500 // every
     assert contents_of(series.chain("000001-full")) == old
     assert series.snapshots() == ["000001-full", f"000002-{kind}"]
+
+
+# What readers serve
+
+
+def version(series: SnapshotStore, name: str) -> Version:
+    return version_of(series.manifest(name))
+
+
+def serve(directory: Directory, pinned: Version | None, way_back: Version | None = None) -> None:
+    content = read_serve_file(directory)
+    write_serve_file(directory, content.changed("promote", pinned, way_back, changed_at=""))
+
+
+def test_readers_serve_the_newest_unless_one_is_named(series: SnapshotStore, directory: Directory) -> None:
+    assert series.served() is None
+    first = save(series)
+    second = save(series, "delta")
+    save(series, is_complete=False)
+    assert series.served() == second
+    serve(directory, version(series, first))
+    assert series.served() == first
+    assert names(served_chain(directory)) == [first]
+    assert names(served_chain(directory.child(second))) == [first, second]
+    serve(directory, None)
+    assert series.served() == second
+
+
+def test_a_named_version_that_is_not_there_is_no_other_one(series: SnapshotStore, directory: Directory) -> None:
+    name = save(series)
+    for wrong in (Version(1, 5), Version(2, version(series, name).checksum)):
+        serve(directory, wrong)
+        assert series.find(wrong) is None
+        with pytest.raises(SnapshotError, match=f"snapshot {wrong.number} "):
+            series.served()
+
+
+def test_a_number_that_was_removed_is_named_so(series: SnapshotStore) -> None:
+    for _ in range(3):
+        save(series, keep_last=2)
+    assert series.with_number(2) == "000002-full"
+    with pytest.raises(SnapshotError, match=r"snapshot 1 was removed.* there are 2, 3$"):
+        series.with_number(1)
+    with pytest.raises(SnapshotError, match=r"snapshot 4 does not exist; there are 2, 3$"):
+        series.with_number(4)
+
+
+def test_served_versions_and_their_bases_are_not_removed(series: SnapshotStore, directory: Directory) -> None:
+    for kind in ("full", "delta", "delta", "full", "delta", "full"):
+        save(series, kind)
+    serve(directory, version(series, "000005-delta"), version(series, "000002-delta"))
+    save(series, keep_last=1)
+    assert series.snapshots() == ["000001-full", "000002-delta", "000004-full", "000005-delta", "000007-full"]
+    serve(directory, version(series, "000005-delta"))
+    save(series, keep_last=1)
+    assert series.snapshots() == ["000004-full", "000005-delta", "000008-full"]
+    serve(directory, None)
+    save(series, keep_last=1)
+    assert series.snapshots() == ["000009-full"]
+
+
+def test_a_version_that_is_gone_holds_nothing(series: SnapshotStore, directory: Directory) -> None:
+    save(series)
+    serve(directory, Version(1, 5), Version(9, 5))
+    save(series, keep_last=1)
+    assert series.snapshots() == ["000002-full"]
+
+
+def test_nothing_is_removed_while_the_serve_file_is_damaged(
+    series: SnapshotStore, directory: Directory, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(series)
+    directory.replace("SERVE.json", b"{}")
+    save(series, keep_last=1)
+    assert series.snapshots() == ["000001-full", "000002-full"]
+    assert "SERVE.json" in caplog.text

@@ -13,8 +13,9 @@ import paddle
 from numpy.typing import NDArray
 from paddle.base.libpaddle import pir
 
-from fleet_sparse.transpiler.op_names import RAGGED, SEGMENTS
+from fleet_sparse.transpiler.op_names import SEGMENTS
 from fleet_sparse.transpiler.raw_op import Body, Outputs, OutSpec, emit
+from fleet_sparse.transpiler.segments import ATTRIBUTE, FieldInputs, SegmentsSpec
 
 _SUM, _MEAN, _ = COMBINERS = ("sum", "mean", "sqrtn")
 _DTYPES = {"float32": paddle.float32, "int64": paddle.int64}
@@ -83,9 +84,14 @@ def insert_segments(fields: Sequence[Field], pooling: Pooling) -> Segments:
     """Inserts the op for all fields of a call. It raises `ValueError` if lengths or shapes do not fit the ids."""
     plans, inputs = _inputs(fields, paddle.shape)
     outputs = _outputs(pooling)
-    is_plain = len(fields) == 1 and fields[0].is_ragged and pooling.padding_idx is None and not pooling.needs_mask
-    attributes = {RAGGED: pooling.combiner} if is_plain and not pooling.has_weights else {}
-    values = emit(SEGMENTS, _body(plans, pooling), inputs, list(outputs.values()), attributes)
+    spec = SegmentsSpec(
+        tuple(FieldInputs(plan.is_ragged, plan.has_lengths, plan.has_weights) for plan in plans),
+        pooling.dim,
+        pooling.padding_idx,
+        pooling.needs_mask,
+        pooling.combiner if pooling.needs_factors else "",
+    )
+    values = emit(SEGMENTS, _body(plans, pooling), inputs, list(outputs.values()), {ATTRIBUTE: spec.to_json()})
     for value in values:
         value.stop_gradient = True
     return Segments(**dict(zip(outputs, values, strict=True)))

@@ -18,6 +18,7 @@ from fleet_sparse.pserver.read_only.content import load
 from fleet_sparse.pserver.read_only.follower import RETRY_S, Follower
 from fleet_sparse.pserver.read_only.shard import ReadOnlyShard, spec_of_reads
 from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.serve_file import ServeFile, write_serve_file
 from fleet_sparse.snapshot.store import open_chain
 from support.saves import at_once
 from support.snapshots import ADAM, DENSE, SGD, Model, Row, TableModel, random_dense, random_model, random_row, save
@@ -187,6 +188,60 @@ def test_a_number_that_is_used_again_is_another_version(series: Series) -> None:
     assert series.newest.number == before.number
     assert series.look()
     assert series.shard.versions == (series.newest, before)
+    series.check()
+
+
+def serve(series: Series, pinned: Version | None) -> None:
+    directory = directory_at(str(series.where))
+    write_serve_file(directory, ServeFile().changed("promote", pinned, None, changed_at=""))
+
+
+def test_a_named_version_is_adopted_and_kept(series: Series) -> None:
+    versions = [series.newest]
+    for _ in range(3):
+        series.delta()
+        assert series.look()
+        versions.append(series.newest)
+    serve(series, versions[1])
+    assert series.look()
+    assert series.shard.versions == (versions[1], versions[3])
+    series.check()
+    series.full(random_model(0))
+    assert not series.look()
+    serve(series, versions[2])
+    assert series.look()
+    assert series.shard.versions == (versions[2], versions[1])
+    series.check()
+    serve(series, None)
+    assert series.look()
+    assert series.shard.versions == (series.newest, versions[2])
+    series.check()
+
+
+@pytest.mark.parametrize("damage", [b"{}", b"", None])
+def test_a_bad_serve_file_keeps_the_version_until_it_is_mended(
+    series: Series, damage: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = series.newest
+    series.delta()
+    assert series.look()
+    before = series.shard.versions
+    if damage is None:
+        serve(series, Version(1, 5))
+    else:
+        (series.where / "SERVE.json").write_bytes(damage)
+    series.delta()
+    assert not series.look()
+    assert not series.look()
+    assert series.shard.versions == before
+    assert series.follower.stats.num_failed == 2
+    assert "SERVE.json" in series.follower.stats.last_failure
+    assert caplog.text.count("SERVE.json") == 1
+    series.check()
+    serve(series, first)
+    assert not series.look(after_s=RETRY_S / 2)
+    assert series.look(after_s=RETRY_S)
+    assert (series.shard.newest, series.follower.stats.last_failure) == (first, "")
     series.check()
 
 

@@ -44,7 +44,7 @@ def shard(tmp_path: Path) -> ReadOnlyShard:
     return make(tmp_path)
 
 
-def ask(shard: ReadOnlyShard, op: Op, *blocks: Block, step: int | None = None) -> Frame:
+def ask(shard: ReadOnlyShard, op: Op, *blocks: Block, step: int | None = None, push_floor: int = 0) -> Frame:
     header = Header(
         op,
         cluster_id=CLUSTER,
@@ -53,6 +53,7 @@ def ask(shard: ReadOnlyShard, op: Op, *blocks: Block, step: int | None = None) -
         placement_version=1,
         request_id=4,
         push_seq=1 if op in PUSHES else 0,
+        push_floor=push_floor,
         step=shard.newest.checksum if step is None else step,
     )
     return protocol.answer(shard, Frame(header, list(blocks)))
@@ -136,6 +137,15 @@ def test_changed_of_a_single_or_older_version_is_gone(shard: ReadOnlyShard) -> N
     assert code_of(ask(shard, Op.CHANGED)) is ErrorCode.VERSION_GONE
     adopt(shard, Version(2, 22), [7], [[1, 1]], VALUES)
     assert code_of(ask(shard, Op.CHANGED, step=first.checksum)) is ErrorCode.VERSION_GONE
+
+
+def test_changed_ids_are_those_since_the_version_that_is_named(shard: ReadOnlyShard) -> None:
+    first = shard.newest
+    adopt(shard, Version(3, 33), [7], [[1, 1]], VALUES)
+    (block,) = ask(shard, Op.CHANGED, push_floor=first.checksum).blocks
+    assert block.ids is not None
+    assert block.ids.tolist() == [7]
+    assert code_of(ask(shard, Op.CHANGED, push_floor=22)) is ErrorCode.VERSION_GONE
 
 
 def test_more_changed_ids_than_fit_into_a_frame_are_refused(tmp_path: Path) -> None:

@@ -380,6 +380,21 @@ def test_stream_sends_what_waited_for_the_connection(stream_to: StreamTo) -> Non
     ]
 
 
+def test_stream_says_that_it_was_lost_once() -> None:
+    lost: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        endpoints = [f"tcp:127.0.0.1:{free_port()}", f"tcp:127.0.0.1:{listener.getsockname()[1]}"]
+        with closing(StreamChannel(endpoints, Settings(), on_lost=lost.append)) as channel:
+            with listener.accept()[0]:
+                channel.receive(0.1)
+            listener.close()
+            while not lost:
+                channel.receive(0.1)
+            channel.receive(0.3)
+    assert lost == [1]
+
+
 def test_stream_says_what_waits_to_be_sent(stream_to: StreamTo) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(10)

@@ -1,4 +1,4 @@
-"""JSON files with a checksum of their own: `SERVING.json` and `DICTIONARY.json`."""
+"""JSON files with a checksum of their own: `SERVE.json`, `SERVING.json` and `DICTIONARY.json`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import msgspec
 import xxhash
 
 from fleet_sparse.errors import SnapshotError
-from fleet_sparse.snapshot.checksum import Checksum, decode_checksum, encode_checksum
-from fleet_sparse.snapshot.directory import corrupt
+
+from .checksum import Checksum, decode_checksum, encode_checksum
+from .directory import corrupt
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fleet_sparse.errors import SnapshotCorrupt, SnapshotError
-from fleet_sparse.serving.checked_json import decode_checked, encode_checked
+from fleet_sparse.snapshot.checked_json import decode_checked, encode_checked
 from fleet_sparse.snapshot.checksum import Checksum
 
 

@@ -1,0 +1,44 @@
+"""Feeds and answers as files of NumPy."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.errors import SettingError
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Returns the arrays of a file by name.
+
+    Raises:
+        SettingError: It cannot be read, is no `.npz` file, or has objects in it.
+    """
+    try:
+        with path.open("rb") as file:
+            opened = np.load(file, allow_pickle=False)
+            if not isinstance(opened, np.lib.npyio.NpzFile):
+                raise ValueError("it has one array without a name")
+            return {name: opened[name] for name in opened.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise SettingError(f"{path}: cannot be read: {error}. It should be a file of numpy.savez") from error
+
+
+def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Writes arrays by name. Unlike of `numpy.savez`, every name is allowed, and the path stays as it is.
+
+    Raises:
+        SettingError: The file cannot be written.
+    """
+    try:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+    except OSError as error:
+        raise SettingError(f"{path}: cannot be written: {error}") from error
