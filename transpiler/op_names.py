@@ -4,4 +4,3 @@ LOOKUP = "fs_lookup"
 PREFETCH = "fs_prefetch"
 UPDATE = "fs_update"
 SEGMENTS = "fs_segments"
-

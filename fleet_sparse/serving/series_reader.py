@@ -57,7 +57,7 @@ class SeriesReader:
         self._look_s = _LOOK_S if directory.renames else _REMOTE_LOOK_S
         self._closed = threading.Event()
         self._looking = threading.Lock()
-        name = self._store.newest_with()
+        name = self._store.served()
         if name is None:
             raise SnapshotError(f"{self._store}: it has no snapshot; nothing was saved there, or no save was finished")
         self._newest = self._opened(name)
@@ -119,7 +119,7 @@ class SeriesReader:
 
     def _look(self, known: Version) -> None:
         """Reads the newest snapshot if it is not held."""
-        name = self._store.newest_with()
+        name = self._store.served()
         if name is None:
             raise SnapshotError(f"{self._store}: it has no snapshot any more; snapshot {known.number} is still used")
         version = version_of(self._store.manifest(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +22,8 @@ from .shard import ReadOnlyShard
 
 _log = logging.getLogger(__name__)
 
-SLICE_ROWS = 1024
-"""Rows that are applied between two requests."""
+SLICE_ROWS = 256
+"""Rows that are applied between two requests, in about 0.1 ms."""
 LOOK_S, REMOTE_LOOK_S = 0.1, 1.0
 """Seconds between two looks at a directory on this machine, and at one of a URL."""
 RETRY_S = 1.0
@@ -157,7 +158,13 @@ class Follower:
     def _apply(self, version: Version, change: Change) -> int:
         """Applies a change in slices; returns the number of rows that it changed."""
         shard, num_changed = self._shard, 0
-        self._post(lambda: shard.begin(version)).result()
+        num_rows: Counter[int] = Counter()
+        for table_id, ids, _ in change.rows:
+            num_rows[table_id] += len(ids)
+        # Memory is made and freed here, so that no request waits for it.
+        rooms = {table_id: shard.tables[table_id].rows.room(count) for table_id, count in num_rows.items()}
+        for dropped in self._post(lambda: shard.begin(version, rooms)).result():
+            dropped.close()
         try:
             for table_id, ids, rows in change.rows:
                 for begin in range(0, len(ids), SLICE_ROWS):

@@ -35,6 +35,7 @@ from ..engine.dedup import DedupLedger
 from ..engine.reply import DeferredReply, Reply
 from ..engine.shard import Counters
 from ..refusal import Refusal
+from ..storage.table_store import TableStore
 from ..tables.reply_memory import ReplyMemory
 from .versions import VersionedRows, VersionedValues
 
@@ -161,12 +162,20 @@ class ReadOnlyShard:
 
     # Adoption of a version, by tasks of the follower
 
-    def begin(self, version: Version) -> None:
-        """Begins to adopt a version. From now on only the newest one can be read."""
+    def begin(self, version: Version, rooms: Mapping[int, TableStore] | None = None) -> list[TableStore]:
+        """Begins to adopt a version. From now on only the newest one can be read.
+
+        Args:
+            version: The version.
+            rooms: By number of the table, as of `VersionedRows.begin`.
+
+        Returns:
+            Stores of the version that was dropped, for the caller to close.
+        """
         self.versions = self.versions[:1]
         self._adopting = version
-        for table in self.tables.values():
-            table.rows.begin()
+        dropped = [table.rows.begin((rooms or {}).get(table_id)) for table_id, table in self.tables.items()]
+        return [store for store in dropped if store is not None]
 
     def apply(self, table_id: int, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> int:
         """Sets rows of the version that is adopted; as `VersionedRows.apply`."""

@@ -41,11 +41,23 @@ class VersionedRows:
         """Memory of both versions."""
         return self.newest.num_bytes + (0 if self._replaced is None else self._replaced.num_bytes)
 
-    def begin(self) -> None:
-        """Drops the older version; the newest one becomes the older one."""
-        if self._replaced is not None:
-            self._replaced.close()
-            self._replaced = None
+    def room(self, num_rows: int) -> TableStore:
+        """Returns an empty store for `begin`, prepared for about `num_rows`. Any thread may call it."""
+        store = TableStore(self.spec, huge_pages=False)
+        store.reserve(num_rows)
+        return store
+
+    def begin(self, room: TableStore | None = None) -> TableStore | None:
+        """Drops the older version; the newest one becomes the older one.
+
+        Args:
+            room: An empty store for the rows that are replaced, made by `room`; None to make one when a row is.
+
+        Returns:
+            The store of the dropped version, for the caller to close; None if there is none.
+        """
+        dropped, self._replaced = self._replaced, room
+        return dropped
 
     def apply(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> int:
         """Sets rows of the version that is adopted; returns the number of those that changed.
@@ -81,7 +93,7 @@ class VersionedRows:
             rows = np.empty((len(part), self.spec.dim), np.float32)
             replaced.pull(part, rows)
             set_rows(self.newest, part, rows)
-        self.begin()
+        self._drop()
 
     def pull(
         self,
@@ -126,8 +138,12 @@ class VersionedRows:
 
     def close(self) -> None:
         """Frees the memory of both versions."""
-        self.begin()
+        self._drop()
         self.newest.close()
+
+    def _drop(self) -> None:
+        if (dropped := self.begin()) is not None:
+            dropped.close()
 
 
 class VersionedValues:
