@@ -83,7 +83,7 @@ def numbers(value: object) -> list[float]:
 
 def test_every_benchmark_runs_here() -> None:
     with_main = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text("utf-8")}
-    assert with_main - {"__main__", "compare_job"} == set(WAYS) == set(TINY)
+    assert with_main - {"__main__", "compare_job", "served_model"} == set(WAYS) == set(TINY)
 
 
 @pytest.mark.parametrize("name", [*list(TINY)[2:], *list(TINY)[:2]])  # the longest last
