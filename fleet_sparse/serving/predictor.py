@@ -70,7 +70,8 @@ class PredictorStats:
         num_adopted: Number of versions that it adopted, the first included.
         num_failed: Number of tries to adopt one that failed.
         last_failure: Why the newest version is not used; empty if it is.
-        problems: Why pservers are not used, one text for each of them.
+        problems: Why pservers are not used, or cannot adopt the snapshot that should be served, one text for each of
+            them.
     """
 
     version: Version = NO_VERSION
