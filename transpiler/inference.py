@@ -24,7 +24,7 @@ from .placeholder import SITES, SiteSpec, parse_sites
 from .raw_op import name_of
 from .rewrite import TRAIN_ONLY
 from .scan import producers_of, scan
-from .segments import ragged_fields, replace_segments
+from .segments import fields_with_lengths, replace_segments
 
 _DATA = "pd_op.data"
 _PARAMETER = "builtin.parameter"
@@ -64,8 +64,8 @@ class ForwardProgram(NamedTuple):
     """Index of the lookup of each hole in `lookups_of` the original."""
     ragged: tuple[str, ...] = ()
     """Names of the inputs whose first dimension is not the number of examples: ids and weights of ragged fields."""
-    lengths: tuple[str, ...] = ()
-    """Names of the inputs that have the number of ids of each example of a ragged field."""
+    lengths: tuple[tuple[str, str], ...] = ()
+    """Names of the input that has the number of ids of each example of a field, and of the ids or their weights."""
 
 
 class Network(NamedTuple):
@@ -174,9 +174,10 @@ def forward_part(
     ids = [hole.ids for hole in holes]
     prune(copy, [*copied, *ids, *(hole.value for hole in holes)])
     segments = [op for op in block.ops if name_of(op) == SEGMENTS]
-    fields = [field for op in segments for field in ragged_fields(op)]
-    ragged = tuple(filter(None, (feed_of(value) for field in fields for value in field.per_id)))
-    lengths = tuple(filter(None, (feed_of(field.lengths) for field in fields)))
+    fields = [field for op in segments for field in fields_with_lengths(op)]
+    ragged = tuple(filter(None, (feed_of(value) for field in fields if field.is_ragged for value in field.per_id)))
+    pairs = ((feed_of(field.lengths), feed_of(value)) for field in fields for value in field.per_id)
+    lengths = tuple(dict.fromkeys(pair for pair in pairs if all(pair)))
     with _at_start(copy):
         for op in segments:
             replace_segments(op)
