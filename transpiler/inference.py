@@ -375,7 +375,32 @@ def savable(network: Network) -> tuple[Network, list[str]]:
     return Network(program, tuple(targets)), names
 
 
-def with_exact_integers(program: pir.Program) -> None:
+def with_onnx_ops(program: pir.Program) -> None:
+    """Replaces, in place, ops that paddle2onnx does not know or computes otherwise."""
+    _with_exact_integers(program)
+    _with_comparisons(program)
+
+
+def _with_comparisons(program: pir.Program) -> None:
+    """Replaces each `searchsorted`, which paddle2onnx does not know, by a count of the smaller values, in place."""
+    block = program.global_block()
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        for op in list(block.ops):
+            if str(op.name()) != "pd_op.searchsorted" or len(op.operand_source(0).shape) != 1:
+                continue
+            pir.set_insertion_point(op)
+            ends, value = (op.operand_source(number) for number in (0, 1))
+            each, ends = paddle.reshape(value, [-1, 1]), paddle.reshape(ends, [1, -1])
+            is_before = ends <= each if op.attrs()["right"] else ends < each
+            count = paddle.sum(paddle.cast(is_before, "int64"), axis=1)
+            op.result(0).replace_all_uses_with(
+                count if len(value.shape) == 1 else paddle.reshape(count, paddle.shape(value))
+            )
+            block.remove_op(op)
+        pir.set_insertion_point_to_block_end(block)
+
+
+def _with_exact_integers(program: pir.Program) -> None:
     """Replaces each scale of integers by a multiplication and an addition of integers, in place.
 
     Paddle's scale is exact for int64; the one that paddle2onnx writes computes in float32.

@@ -104,7 +104,8 @@ def replace_segments(op: pir.Operation) -> None:
         num_counted = paddle.scatter_nd_add(zeros[:, :1], all_owners, mask)
         divisors = paddle.maximum(num_counted, paddle.full([1], 1.0))
         divisors = divisors if spec.factors == "mean" else paddle.sqrt(divisors)
-        results.append(paddle.where(num_counted > 0, 1 / divisors, paddle.zeros_like(divisors)))
+        factors = paddle.divide(paddle.ones_like(divisors), divisors)  # paddle2onnx does not know `1 / divisors`
+        results.append(paddle.where(num_counted > 0, factors, paddle.zeros_like(divisors)))
     for old, new in zip(op.results(), results, strict=True):
         old.replace_all_uses_with(new)
     op.get_parent_block().remove_op(op)
