@@ -486,16 +486,20 @@ class AttachReply(_message.Message):
     def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., stream_endpoint: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ...) -> None: ...
 
 class AwaitVersionRequest(_message.Message):
-    __slots__ = ("checksum",)
+    __slots__ = ("checksum", "last_failure")
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
     checksum: int
-    def __init__(self, checksum: _Optional[int] = ...) -> None: ...
+    last_failure: str
+    def __init__(self, checksum: _Optional[int] = ..., last_failure: _Optional[str] = ...) -> None: ...
 
 class AwaitVersionReply(_message.Message):
-    __slots__ = ("versions",)
+    __slots__ = ("versions", "last_failure")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.RepeatedCompositeFieldContainer[Version]
-    def __init__(self, versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
+    last_failure: str
+    def __init__(self, versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., last_failure: _Optional[str] = ...) -> None: ...
 
 class Serving(_message.Message):
     __slots__ = ("versions", "num_adopted", "num_failed", "last_failure")
