@@ -33,6 +33,7 @@ MS, MEGA = 1e-3, 1e6
 LARGE = 20_000_000  # rows
 MODEL_TOLERANCE = 0.2
 OLD_COMMIT = "d2badd9"  # steps must not be slower than there
+SYNC_COMMIT, SYNC_PSERVERS_MS = "8959b3c", 5.98  # the median that `cluster.jsonl` has of it, sync, 2 x 2
 
 Round = Mapping[str, Any]
 Measure = Callable[[Run], "Figure | None"]
@@ -181,6 +182,14 @@ def two_workers(run: Run) -> dict[str, Figure]:
 def worst_two_workers(run: Run) -> Figure | None:
     """Returns the job of two workers with the largest ratio; None if there is none."""
     return max(two_workers(run).values(), default=None)
+
+
+def sync_pservers(run: Run) -> Figure | None:
+    """Returns the CPU of the pservers for a step of two workers in sync over that of `SYNC_COMMIT`."""
+    name = "sync, 2 x 2"
+    if name not in run["rounds"][0]:
+        return None
+    return by_round(lambda each: each[name]["pservers_ms"] / SYNC_PSERVERS_MS)(run)
 
 
 def job_cpu_ms(of_job: Mapping[str, float]) -> float:
@@ -480,6 +489,16 @@ GOALS: Sequence[Goal] = (
         digits=0,
     ),
     Goal(f"click model, {_TWO_WORKERS}", (1.1,), "", "cluster", {}, worst_two_workers, "e", baseline=_TWO),
+    Goal(
+        f"click model, sync, 2 workers, CPU of the pservers for a step over that of commit {SYNC_COMMIT}",
+        (0.65,),
+        "",
+        "cluster",
+        {},
+        sync_pservers,
+        "e",
+        baseline=f"{SYNC_COMMIT}: {SYNC_PSERVERS_MS} ms \\*",
+    ),
     _steps(f"{_LOOKUP}: zmq", (0.5,), _LOOKUPS | _ZMQ, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream", (0.35, 0.32), _LOOKUPS | _STREAM, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream, serial", (0.35, 0.27), _LOOKUPS | _STREAM | _SERIAL, _OVER_PEER, "d"),
