@@ -16,6 +16,7 @@ from fleet_sparse.core import (  # noqa: F401
     entries,
     kernels_batch,
     kernels_bitmap,
+    kernels_changes,
     kernels_clip,
     kernels_columns,
     kernels_cow_view,

@@ -158,6 +158,8 @@ def test_what_is_held_and_lagged_adds_up_to_the_bound(lag: int, num_workers: int
     assert held >= 0
     assert behind >= lag / 2
     assert (held == 0) == (lag < 3 * num_workers - 4)
+    of_two = np.zeros(2, np.uint32)
+    np.testing.assert_array_equal(bound.lease_steps(of_two, np.array([behind, behind + 1]), num_workers), [0, -1])
 
 
 @given(
