@@ -18,7 +18,7 @@ _AHEAD, _LINE, _ZERO = np.uint64(16), np.uint64(16), np.uint64(0)
 @inlined
 def _power(base: np.float64, exponent: np.uint64) -> np.float64:
     # Exact for a factor of 1, and the same bits on both sides, which a library's pow need not give.
-    result = 1.0
+    result = np.float64(1.0)
     square = base
     while exponent != _ZERO:
         if exponent & np.uint64(1):
