@@ -249,6 +249,17 @@ def process(key: str, unit: float, suffix: str) -> Callable[[Run], Figure]:
     return measure
 
 
+def hit(distribution: str, value: Callable[[Mapping[str, float], int], float]) -> Measure:
+    """Returns the measure of hits of a row cache, from the times of a round and the number of rows of a batch."""
+
+    def measure(run: Run) -> Figure | None:
+        name = f"find, lease and touch, {distribution}"
+        found = [(case, each["batch"]) for case, each in run["cases"].items() if each["kernel"] == name]
+        return None if not found else by_round(lambda each: value(each[found[0][0]], found[0][1]))(run)
+
+    return measure
+
+
 def find_and_gather(run: Run) -> Figure:
     """Returns the rate over that of random lines, in the largest table of dim 16."""
     cases = {name: each["num_rows"] for name, each in run["cases"].items() if each["kernel"] == "find and gather"}
@@ -541,6 +552,28 @@ GOALS: Sequence[Goal] = (
     ),
     Goal(
         "find and gather in 20 M rows, over random lines", (0.6,), "", "kernels", _KERNELS, find_and_gather, "", False
+    ),
+    *(
+        goal
+        for distribution, most_ns in (("uniform", 20), ("Zipf", 12))
+        for goal in (
+            Goal(
+                f"hit of a row cache of 1 M rows, {distribution}",
+                (most_ns,),
+                "ns a row",
+                "kernels",
+                _KERNELS,
+                hit(distribution, lambda each, batch: 1e9 * each["ours"] / batch),
+            ),
+            Goal(
+                f"hit of a row cache of 1 M rows over its search alone, {distribution}",
+                (1.3,),
+                "",
+                "kernels",
+                _KERNELS,
+                hit(distribution, lambda each, batch: each["ours"] / each["find"]),
+            ),
+        )
     ),
     Goal(
         "100 000 fresh ids on a shard, counted exactly",

@@ -150,6 +150,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ratio("the limit's time over ours", "limit", "ours"),
         ratio("NumPy's time over ours", "NumPy", "ours"),
         ratio("memcpy's time over ours", "memcpy", "ours"),
+        ratio("find's time over ours", "find", "ours"),
     ),
     "entries": (
         key("ms a push", 2, "median_ms"),

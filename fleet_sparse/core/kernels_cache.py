@@ -111,10 +111,10 @@ def use_slots(
         is_over = (((word >> _STEP_SHIFT) - now) & _STEP_MASK) >= _HALF_STEPS
         unleased[num_unleased] = np.int64(i)
         num_unleased += _ONE if is_over else _ZERO
-        if not counts_uses:
+        if counts_uses:  # without a branch: hot rows, whose counters are full, are mixed with others
+            word += _COUNTER_ONE if ((word >> _COUNTER_SHIFT) & _COUNTER_MASK) < _COUNTER_MASK else _ZERO
+        else:
             word = (word & _NO_COUNTER) | stamp
-        elif ((word >> _COUNTER_SHIFT) & _COUNTER_MASK) != _COUNTER_MASK:
-            word += _COUNTER_ONE
         cells[_TWO * cell + _ONE] = (word & _NO_BATCH) | of_batch
     num_found[0], num_found[1] = num_unleased, num_missing
 
