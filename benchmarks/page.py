@@ -160,6 +160,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("% of one-touch ids with a row", 2, "once_with_row", 0.01),
         key("AUC", 4, "auc"),
     ),
+    "het_misses": (key("misses, %", 2, "missed", 0.01), key("rows that enter, %", 2, "entered", 0.01)),
     "local": tuple(
         key(f"{library}, ms a cycle", 2, library, MS)
         for library in ("fleet_sparse, a store", "NumPy", "PaddlePaddle", "PyTorch")
