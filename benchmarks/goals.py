@@ -262,11 +262,11 @@ def hit(distribution: str, value: Callable[[Mapping[str, float], int], float]) -
 
 def of_reads(case: str, key: str, *, belady: bool) -> Measure:
     """Returns the measure of the percentage of reads that miss, or whose row enters; `belady` adds that of Belady's."""
+    optimal = f"{case.split(':', maxsplit=1)[0]}: Belady"
 
     def measure(run: Run) -> Figure:
-        optimal = 100 * float(np.median([each[f"{case.split(':')[0]}: Belady"][key] for each in run["rounds"]]))
-        baseline = f"Belady: {optimal:.1f}" if belady else ""
-        return by_round(lambda each: 100 * each[case][key])(run)._replace(baseline=baseline)
+        least = 100 * float(np.median([each[optimal][key] for each in run["rounds"]]))
+        return by_round(lambda each: 100 * each[case][key])(run)._replace(baseline=f"Belady: {least:.1f}" * belady)
 
     return measure
 

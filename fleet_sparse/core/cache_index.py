@@ -28,7 +28,7 @@ MAX_LEASE_STEPS = 1 << (STEP_BITS - 2)
 SLOT_BYTES = 4
 """Bytes of a slot besides its cells."""
 
-_LEAST_CELLS, _COUNTERS_PER_ROW, _EPOCHS = 16, 4, 16
+_LEAST_CELLS, _COUNTERS_PER_ROW, _EPOCHS = 16, 8, 16
 _LINE_WORDS = LINE_BYTES // 8
 
 

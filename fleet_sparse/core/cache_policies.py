@@ -42,8 +42,8 @@ class Admission(NamedTuple):
 
 
 LRU = CachePolicy("lru", counts_uses=False, is_halved=False, round_capacities=6)
-LFU = CachePolicy("lfu", counts_uses=True, is_halved=False, round_capacities=20)
-AGED_LFU = CachePolicy("aged_lfu", counts_uses=True, is_halved=True, round_capacities=20)
+LFU = CachePolicy("lfu", counts_uses=True, is_halved=False, round_capacities=18)
+AGED_LFU = CachePolicy("aged_lfu", counts_uses=True, is_halved=True, round_capacities=18)
 POLICIES = {policy.name: policy for policy in (LRU, LFU, AGED_LFU)}
 
 ALL = Admission("all", 1, beats_victim=False)
