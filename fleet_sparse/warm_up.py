@@ -18,6 +18,7 @@ from fleet_sparse.core import (  # noqa: F401
     kernels_bitmap,
     kernels_changes,
     kernels_clip,
+    kernels_clocks,
     kernels_columns,
     kernels_cow_view,
     kernels_decay,
