@@ -38,6 +38,7 @@ from fleet_sparse.wire import kernels_answer  # noqa: F401  # as above
 
 _OF_WORKERS = (
     "fleet_sparse.core.kernels_cache",
+    "fleet_sparse.core.kernels_copies",
     "fleet_sparse.core.kernels_lines",
     "fleet_sparse.core.kernels_row_cache",
     "fleet_sparse.wire.kernels_lane",

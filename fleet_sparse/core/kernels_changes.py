@@ -16,7 +16,8 @@ _AHEAD, _LINE, _ZERO = np.uint64(16), np.uint64(16), np.uint64(0)
 
 
 @inlined
-def _power(base: np.float64, exponent: np.uint64) -> np.float64:
+def power(base: np.float64, exponent: np.uint64) -> np.float64:
+    """Returns a power of a decay."""
     # Exact for a factor of 1, and the same bits on both sides, which a library's pow need not give.
     result = np.float64(1.0)
     square = base
@@ -54,7 +55,7 @@ def subtract_base_states(
     for i in range(np.uint64(slots.shape[0])):
         begin = np.uint64(slots[i]) * width
         for k in range(num_states):
-            decay = _power(decays[k], np.uint64(num_updates[i]))
+            decay = power(decays[k], np.uint64(num_updates[i]))
             for j in range(k * d, (k + np.uint64(1)) * d):
                 before = decay * np.float64(base_states[begin + j])
                 out[i * width + j] = np.float32(np.float64(states[begin + j]) - before)
@@ -105,7 +106,7 @@ def merge_changes(
         for j in range(d):
             rows[row + j] = np.float32(np.float64(rows[row + j]) + weight * np.float64(row_changes[i * d + j]))
         for k in range(num_states):
-            decay = _power(decays[k], np.uint64(num_updates[i]))
+            decay = power(decays[k], np.uint64(num_updates[i]))
             for j in range(k * d, (k + np.uint64(1)) * d):
                 s = np.float64(states[state + j])
                 merged = decay * s + np.float64(state_changes[i * width + j])

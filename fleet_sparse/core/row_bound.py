@@ -19,6 +19,11 @@ MAX_UNITS = 1 << 30
 UNBOUNDED = 1 << 62
 """What the only worker of a job may hold: nobody else reads its rows."""
 DEFAULT_SHARE = 0.25
+NO_VERSION = np.uint32(0xFFFF_FFFF)
+"""Version of a copy that there is not, or of which nothing is known. A clock may have this value: the copy of such a
+row is sent once more than needed."""
+ROW_FOLLOWS, STATES_FOLLOW = 254, 255
+"""Answers to an ask. Smaller ones are numbers of steps for which the copy is leased."""
 
 _MAX_LAG = (1 << 31) - 1
 _NO_LESS = 1.0 + 2.0**-50  # more than two roundings of a float64
@@ -113,6 +118,33 @@ class RowBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         assert self.drift is not None, "a bound in distance"
         in_units = np.ceil(distances.astype(np.float64) * (DRIFT_UNITS / self.drift) * _NO_LESS)
         return np.minimum(in_units, MAX_UNITS).astype(np.uint32)
+
+
+def answers(
+    bound: RowBound, clocks: NDArray[np.uint32], versions: NDArray[np.uint32], num_workers: int, *, has_states: bool
+) -> NDArray[np.uint8]:
+    """Returns a pserver's answer to each ask: a lease, `ROW_FOLLOWS` or `STATES_FOLLOW`.
+
+    Args:
+        bound: Of the job.
+        clocks: `(n,)`, the pserver's clocks.
+        versions: `(n,)`, of the copies.
+        num_workers: Number of workers of the job.
+        has_states: True if the table's rule has states.
+    """
+    lags = lag_of(clocks, versions)
+    steps = bound.lease_steps(clocks, lags, num_workers)
+    is_new = versions == NO_VERSION
+    found = np.minimum(steps, ROW_FOLLOWS - 1)
+    found[is_new | (steps < 0)] = ROW_FOLLOWS
+    if has_states:
+        found[is_new | ((steps < 0) & are_states_old(clocks, lags))] = STATES_FOLLOW
+    return found.astype(np.uint8)
+
+
+def are_states_old(clocks: NDArray[np.uint32], lags: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Returns for which rows, with these clocks and updates since states travelled, states should travel again."""
+    return 8 * lags >= clocks.astype(np.int64)
 
 
 def lag_of(clocks: NDArray[np.uint32], versions: NDArray[np.uint32]) -> NDArray[np.int64]:
