@@ -123,7 +123,8 @@ class Outgoing(NamedTuple):
     as_gradients: NDArray[np.int64]
     """Places of the batch whose gradients go as they are, ascending."""
     changes: tuple[Changes, ...]
-    """Without states, with states, and of rows that left; none is empty."""
+    """Of rows that left, without states, and with states; none is empty. An id that left before a push that was not
+    accepted, and entered again, is in two of them, in their order."""
     alone: NDArray[np.int64]
     """Slots of the copies among `as_gradients`."""
 
@@ -228,28 +229,27 @@ class CachedTable:
         Returns:
             The rows that enter, for `apply`.
         """
-        slots = plan.slots[plan.asked]
+        slots, rows, states = plan.slots[plan.asked], answer.rows, answer.states
         is_new = slots < 0
         has_row, has_states = answer.slack >= ROW_FOLLOWS, answer.slack == STATES_FOLLOW
-        is_refreshed = has_row & ~is_new
-        leases = self._steps_of(answer.slack.astype(np.int64))
-        of_rows = np.flatnonzero(has_row)
-        leases[of_rows] = self._steps_of(
-            self._job.bound.lease_steps(answer.versions, np.zeros(len(of_rows), np.int64), self._job.num_workers)
-        )
-        refreshed, is_of_copy = slots[is_refreshed], ~is_new[of_rows]
-        self._refresh(refreshed, answer.rows[is_of_copy], answer.versions[is_of_copy])
-        with_states, of_copy = slots[has_states & ~is_new], ~is_new[has_states]
-        if self._state_width:
-            self._refresh_states(with_states, answer.states[of_copy])
+        is_of_copy, is_state_of_copy = ~is_new[has_row], ~is_new[has_states]
+        if self._left:  # the pservers do not have their updates yet
+            rows, states = rows.copy(), states.copy()
+            self._add_left(plan.ids[plan.asked[has_row]], rows)
+            self._put_left_states(plan.ids[plan.asked[has_states]], states)
+            out[plan.plain] = self._with_left(plan.ids[plan.plain], out[plan.plain])
+        self._refresh(slots[has_row][is_of_copy], rows[is_of_copy], answer.versions[is_of_copy])
+        self._refresh_states(slots[has_states][is_state_of_copy], states[is_state_of_copy])
         if not self._is_single_worker:
-            self._index.lease(slots[~is_new], plan.step + leases[~is_new])
-        self._count(refreshed=len(refreshed))
+            steps = answer.slack.astype(np.int64)
+            none = np.zeros(len(rows), np.int64)
+            steps[has_row] = self._job.bound.lease_steps(answer.versions, none, self._job.num_workers)
+            self._index.lease(slots[~is_new], plan.step + self._steps_of(steps[~is_new]))
+        self._count(refreshed=int(np.count_nonzero(is_of_copy)))
         found = np.flatnonzero(plan.slots >= 0)
         out[found] = self._copies(plan.slots[found])
-        arrived = Arrived(answer.rows[~is_of_copy], answer.states[~of_copy], answer.versions[~is_of_copy])
+        arrived = Arrived(rows[~is_of_copy], states[~is_state_of_copy], answer.versions[~is_of_copy])
         out[plan.entering] = arrived.rows
-        self._add_left(plan.ids, out)
         return arrived
 
     def apply(self, plan: Plan, arrived: Arrived, grads: Floats, learning_rate: float, optimizer_step: int) -> Outgoing:
@@ -328,6 +328,7 @@ class CachedTable:
 
     def add_held(self, ids: Ids, out: Floats) -> None:
         """Adds the held updates to rows that were pulled, `(n, dim)`, for an evaluation. Notes no use."""
+        self._add_left(ids, out)
         slots = self._index.find(ids)
         places = np.flatnonzero(slots >= 0)
         places = places[self._held[slots[places]] > 0]
@@ -335,7 +336,6 @@ class CachedTable:
             out[places] = self._copies(slots[places])
         else:
             out[places] += self._row_changes(slots[places])
-        self._add_left(ids, out)
 
     def _zero_states(self, num_rows: int) -> Floats:
         return np.zeros(num_rows * self._state_width, np.float32)
@@ -359,6 +359,8 @@ class CachedTable:
         self._known[slots] = versions
 
     def _refresh_states(self, slots: NDArray[np.int64], fresh: Floats) -> None:
+        if not self._state_width:
+            return
         if self._has_bases:
             refresh_states(
                 *(self._states, self._base_states, slots, fresh.reshape(-1), self._states_held[slots]),
@@ -435,14 +437,14 @@ class CachedTable:
         """Returns the changes of copies, and those of rows that left."""
         # In distance it is not known how far the pservers' states are behind.
         if has_states or not self._state_width or self._is_single_worker or self._job.bound.drift is not None:
-            return (*self._made(slots, has_states=True), *self._left)
+            return (*self._left, *self._made(slots, has_states=True))
         # Each worker may hold as many updates of states, so that together they are an eighth of all.
         clocks = self._clocks_of(slots) + self._held[slots]
         is_old = are_states_old(clocks, self._states_held[slots].astype(np.int64) * self._job.num_workers)
         return (
+            *self._left,
             *self._made(slots[~is_old], has_states=False),
             *self._made(slots[is_old], has_states=True),
-            *self._left,
         )
 
     def _made(self, slots: NDArray[np.int64], *, has_states: bool) -> tuple[Changes, ...]:
@@ -502,6 +504,16 @@ class CachedTable:
                 out[places] = changes.rows[of_left]
             else:
                 out[places] += changes.rows[of_left]
+
+    def _with_left(self, ids: Ids, rows: Floats) -> Floats:
+        self._add_left(ids, rows)
+        return rows
+
+    def _put_left_states(self, ids: Ids, states: Floats) -> None:
+        """Writes the states of rows that left a job of one worker, if they are not sent yet."""
+        for changes in self._left if self._is_single_worker else ():
+            _, places, of_left = np.intersect1d(ids, changes.ids, return_indices=True)
+            states[places] = changes.states[of_left]
 
     def _count(self, **numbers: int) -> None:
         counters = self.counters._asdict()
