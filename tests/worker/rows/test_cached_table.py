@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, LRU, SECOND
 from fleet_sparse.core.initializer import uniform
-from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, steps_off_lease
+from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, answers, steps_off_lease
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.snapshot.rows import Rows
@@ -202,11 +202,24 @@ def test_a_loose_bound_saves_most_rows() -> None:
     assert job.cached.num_pushed < 0.3 * num_read
 
 
+def states_of(store: TableStore, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The states of rows, initial ones for ids without a row."""
+    everything, spec = all_rows(store), store.spec
+    initial = spec.update_rule.initial_state(dict(spec.hyperparameters))
+    out = np.empty((len(ids), spec.update_rule.num_states, spec.dim), np.float32)
+    out[:] = np.array(initial, np.float32)[:, None]
+    for place, id_ in enumerate(ids.tolist()):
+        if id_ in everything.ids:
+            out[place] = everything.states[np.flatnonzero(everything.ids == id_)[0]]
+    return out
+
+
 class StoreJob:
     """One worker with a cache, whose pserver is a store."""
 
     def __init__(self, rule: str, capacity: int, job: CacheJob) -> None:
         self.spec = TableSpec(name="C1", dim=5, rule=rule, initializer=uniform(-0.5, 0.5), seed=3)
+        self.job = job
         self.store, self.table = TableStore(self.spec), CachedTable(self.spec, capacity, job)
         self.num_states = self.spec.update_rule.num_states
 
@@ -216,19 +229,18 @@ class StoreJob:
         return out
 
     def states(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The states of rows, initial ones for ids without a row."""
-        everything = all_rows(self.store)
-        initial = self.spec.update_rule.initial_state(dict(self.spec.hyperparameters))
-        out = np.empty((len(ids), self.num_states, 5), np.float32)
-        out[:] = np.array(initial, np.float32)[:, None]
-        for place, id_ in enumerate(ids.tolist()):
-            if id_ in everything.ids:
-                out[place] = everything.states[np.flatnonzero(everything.ids == id_)[0]]
-        return out
+        return states_of(self.store, ids)
 
     def answered(self, plan: Plan) -> Answer:
-        assert (plan.versions == NO_VERSION).all()
         asked = plan.ids[plan.asked]
+        if self.job.num_workers > 1:
+            self.store.make_clocks(self.job.bound)
+            clocks = self.store.clocks(asked)
+            has_states = self.num_states > 0
+            slack = answers(self.job.bound, clocks, plan.versions, self.job.num_workers, has_states=has_states)
+            rows, of_states = asked[slack >= ROW_FOLLOWS], asked[slack == STATES_FOLLOW]
+            return Answer(slack, self.pulled(rows), self.store.clocks(rows), self.states(of_states))
+        assert (plan.versions == NO_VERSION).all()
         follows = STATES_FOLLOW if self.num_states else ROW_FOLLOWS
         count = len(asked)
         states = self.states(asked if self.num_states else asked[:0])
@@ -244,7 +256,15 @@ class StoreJob:
         if len(outgoing.as_gradients):
             self.store.push(ids[outgoing.as_gradients], grads[outgoing.as_gradients], 0.05, step)
         for changes in outgoing.changes:
-            self.store.load(Rows.of(changes.ids, changes.rows, changes.states))
+            if self.job.num_workers == 1:
+                self.store.load(Rows.of(changes.ids, changes.rows, changes.states))
+                continue
+            has_states = changes.states.shape[1] > 0
+            self.store.merge(
+                *(changes.ids, changes.rows, changes.amounts, 1.0),
+                state_changes=changes.states if has_states else None,
+                num_updates=changes.num_updates if has_states else None,
+            )
         self.table.sent(outgoing)
 
 
@@ -271,6 +291,35 @@ def test_one_worker_with_a_cache_is_as_without_bit_by_bit(rule: str, admission: 
         assert store.num_rows == plain.num_rows
     ours, theirs = (_by_id(all_rows(store)) for store in (cached.store, plain))
     assert ours == theirs
+    cached.store.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam", "adamw", "momentum", "rmsprop", "lamb"])
+@pytest.mark.parametrize(
+    "bound", [RowBound(lag=30), RowBound(lag=200, share=0.25), RowBound(drift=0.2)], ids=["lag", "share", "drift"]
+)
+@pytest.mark.parametrize("capacity", [3, 40])
+def test_the_only_writer_of_several_workers_trains_as_without(rule: str, bound: RowBound, capacity: int) -> None:
+    cached = StoreJob(rule, capacity, CacheJob(bound, 2, 0, AGED_LFU, ALL))
+    plain, rng, everything = TableStore(cached.spec), np.random.default_rng(0), np.arange(NUM_IDS)
+    num_held = 0
+    for step in range(1, 80):
+        ids = rng.choice(NUM_IDS, rng.integers(1, 9), replace=False).astype(np.int64)
+        begun = cached.read(ids, step)
+        expected = np.empty((len(ids), 5), np.float32)
+        plain.pull(ids, expected)
+        np.testing.assert_allclose(begun.rows, expected, rtol=1e-4, atol=1e-4)
+        grads = rng.normal(0, 1, (len(ids), 5)).astype(np.float32)
+        cached.receive(ids, grads, cached.table.apply(begun.plan, begun.arrived, grads, 0.05, step), step)
+        plain.push(ids, grads, 0.05, step)
+        num_held += cached.table.num_held
+    cached.receive(np.empty(0, np.int64), np.empty((0, 5), np.float32), cached.table.flush(), 80)
+    rows = np.empty((NUM_IDS, 5), np.float32)
+    plain.pull(everything, rows)
+    assert num_held > 0
+    np.testing.assert_allclose(cached.pulled(everything), rows, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(cached.states(everything), states_of(plain, everything), rtol=1e-4, atol=1e-4)
     cached.store.close()
     plain.close()
 
