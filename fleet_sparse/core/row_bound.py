@@ -26,7 +26,6 @@ ROW_FOLLOWS, STATES_FOLLOW = 254, 255
 """Answers to an ask. Smaller ones are numbers of steps for which the copy is leased."""
 
 _MAX_LAG = (1 << 31) - 1
-_NO_LESS = 1.0 + 2.0**-50  # more than two roundings of a float64
 
 
 class RowBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +115,7 @@ class RowBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def units(self, distances: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.uint32]:
         """Returns distances `(n,)`, none negative, in units of the drift, rounded up and at most `MAX_UNITS`."""
         assert self.drift is not None, "a bound in distance"
-        in_units = np.ceil(distances.astype(np.float64) * (DRIFT_UNITS / self.drift) * _NO_LESS)
+        in_units = np.ceil(distances.astype(np.float64) * (DRIFT_UNITS / self.drift))
         return np.minimum(in_units, MAX_UNITS).astype(np.uint32)
 
 
