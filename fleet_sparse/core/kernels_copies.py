@@ -7,11 +7,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .intrinsics import copy, prefetch_write
+from .intrinsics import copy, prefetch_read, prefetch_write
 from .jit import FLOAT32_IN, FLOAT32S, FLOAT64_IN, INT64, INT64_IN, UINT32_IN, kernel
 from .kernels_changes import power
 
 _AHEAD, _LINE, _ZERO, _ONE = np.uint64(8), np.uint64(16), np.uint64(0), np.uint64(1)
+
+
+@kernel(FLOAT32S, INT64_IN, INT64, FLOAT32S)
+def gather_copies(copies: NDArray[np.float32], slots: NDArray[np.int64], width: int, out: NDArray[np.float32]) -> None:
+    """Writes the copy of each slot to its place in `out`, `(n * width,)`; leaves it as it is where the slot is -1."""
+    w, n = np.uint64(width), np.uint64(slots.shape[0])
+    for i in range(n):
+        if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
+            for j in range(_ZERO, w, _LINE):
+                prefetch_read(copies, np.uint64(slots[i + _AHEAD]) * w + j)
+        if slots[i] >= 0:
+            copy(out, i * w, copies, np.uint64(slots[i]) * w, w)
 
 
 @kernel(FLOAT32S, FLOAT32S, INT64_IN, FLOAT32_IN, INT64)

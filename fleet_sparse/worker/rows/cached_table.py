@@ -16,6 +16,7 @@ from fleet_sparse.core.cache_index import MAX_LEASE_STEPS, CacheIndex, Entries
 from fleet_sparse.core.cache_policies import AGED_LFU, ESTIMATE, Admission, CachePolicy
 from fleet_sparse.core.kernels_changes import subtract_base_states
 from fleet_sparse.core.kernels_copies import (
+    gather_copies,
     measure_displacements,
     refresh_copies,
     refresh_states,
@@ -224,7 +225,7 @@ class CachedTable:
         Args:
             plan: Of the batch, made since `apply` was called.
             answer: To its asks.
-            out: Output, `(k, dim)`. The plain rows are there: those that left with an update get it back.
+            out: Output, `(k, dim)`, contiguous. The plain rows are there: those that left with an update get it back.
 
         Returns:
             The rows that enter, for `apply`.
@@ -246,8 +247,7 @@ class CachedTable:
             steps[has_row] = self._job.bound.lease_steps(answer.versions, none, self._job.num_workers)
             self._index.lease(slots[~is_new], plan.step + self._steps_of(steps[~is_new]))
         self._count(refreshed=int(np.count_nonzero(is_of_copy)))
-        found = np.flatnonzero(plan.slots >= 0)
-        out[found] = self._copies(plan.slots[found])
+        gather_copies(self._rows, plan.slots, self._dim, out.reshape(-1))
         arrived = Arrived(rows[~is_of_copy], states[~is_state_of_copy], answer.versions[~is_of_copy])
         out[plan.entering] = arrived.rows
         return arrived
@@ -273,7 +273,8 @@ class CachedTable:
             slots = self._index.find(plan.ids)
         places = np.flatnonzero(slots >= 0)
         inside = slots[places]
-        self._train(inside, grads[places], learning_rate, optimizer_step)
+        inner = grads if len(places) == len(slots) else np.take(grads, places, axis=0)
+        self._train(inside, inner, learning_rate, optimizer_step)
         if self._may_hold:
             self._held[inside] += np.uint32(1)
             self._states_held[inside] += np.uint32(1)
@@ -472,7 +473,7 @@ class CachedTable:
 
     def _copies(self, slots: NDArray[np.int64]) -> Floats:
         out = np.empty(len(slots) * self._dim, np.float32)
-        gather(self._rows, self._dim, 0, slots, self._dim, out)
+        gather_copies(self._rows, slots, self._dim, out)
         return out.reshape(-1, self._dim)
 
     def _row_changes(self, slots: NDArray[np.int64]) -> Floats:
