@@ -407,7 +407,7 @@ def test_rules_without_merge_train_by_the_pservers(rule: str, max_held: int | No
     job.store.close()
 
 
-def test_a_plan_of_before_other_rows_entered_trains_by_the_pservers() -> None:
+def test_a_plan_from_before_a_change_trains_by_the_pservers() -> None:
     job = CachedJob(CacheJob(RowBound(lag=100), 2, 0, LRU, ALL), 2, 2, NUM_IDS)
     grads = -np.ones((2, 2), np.float32)
     first, second = (job.read(0, ids, 1) for ids in (np.array([1, 2]), np.array([3, 4])))
