@@ -177,6 +177,25 @@ class TableStore:
                 out[row_indices < 0, :NUM_SHOW_CLICK] = 0
         return num_misrouted
 
+    def states(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the optimizer states `(n, num_states, dim)` of ids `(n,)`; initial ones of ids without a row.
+
+        Raises:
+            ValueError: Ids have another shape or dtype, or the store is closed.
+        """
+        ids = self._checked_ids(ids)
+        states = np.empty((len(ids), len(self._initial_state), self._dim), np.float32)
+        if self._state_width:
+            row_indices = self._scratch(len(ids))
+            find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+            states[:] = self._initial_state[:, None]
+            present = np.flatnonzero(row_indices >= 0)
+            found = np.empty(len(present) * self._state_width, np.float32)
+            indices = row_indices[present]
+            gather(self._states, self._state_stride, self._state_offset, indices, self._state_width, found)
+            states[present] = found.reshape(-1, *states.shape[1:])
+        return states
+
     def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns for each of the ids `(n,)` whether it has a row.
 
@@ -257,6 +276,11 @@ class TableStore:
         if self.spec.has_show_click:
             self._write_show_click(row_indices)
         return num_new
+
+    @property
+    def has_clocks(self) -> bool:
+        """True if the rows have clocks."""
+        return self._clocks is not None
 
     def make_clocks(self, bound: RowBound) -> None:
         """Makes the clocks of the rows unless there are some. From now on every change of rows advances them.

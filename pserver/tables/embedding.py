@@ -202,7 +202,9 @@ class EmbeddingTable:
         if self.store.num_rows + len(push.ids) > self.limit.unchecked_rows:
             push = self._within_limit(push, push.ids)
         assert push.ids is not None, "pushes to a table have ids"
-        self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes, push.statistics)
+        self.store.push(
+            push.ids, push.grads, push.learning_rate, push.step, push.hashes, push.statistics, push.num_updates
+        )
         self.optimizer_step = max(self.optimizer_step, push.step)
         return len(push.ids)
 
@@ -259,7 +261,13 @@ class EmbeddingTable:
         if self._statistics:  # neither scaled nor averaged
             parts = [push.statistics for push in pushes if push.statistics is not None]
             statistics = self._merger.merge(ids, np.concatenate(parts), self._salt).grads
-        return pushes[0]._replace(ids=merged.ids, grads=merged.grads, hashes=None, statistics=statistics)
+        num_updates = None
+        if self.store.has_clocks:
+            ones = np.ones((len(ids), 1), np.float32)
+            num_updates = self._merger.merge(ids, ones, self._salt).grads.reshape(-1).astype(np.uint32)
+        return pushes[0]._replace(
+            ids=merged.ids, grads=merged.grads, hashes=None, statistics=statistics, num_updates=num_updates
+        )
 
     def squared_norms(self, push: Push) -> NDArray[np.float64]:
         """As `Table.squared_norms`."""

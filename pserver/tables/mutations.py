@@ -35,6 +35,8 @@ class Push(NamedTuple):
     """`(n, width)`, what the push says of each id besides its gradient, if the entry policy of the table reads it."""
     begin: int = 0
     """Index of the first value in the range of the shard, for a dense array."""
+    num_updates: NDArray[np.uint32] | None = None
+    """`(n,)`, how many workers' pushes of a step named each id; None for one."""
 
     @property
     def num_bytes(self) -> int:
@@ -49,6 +51,7 @@ class Push(NamedTuple):
             grads=np.take(self.grads, indices, axis=0),
             hashes=None if self.hashes is None else self.hashes[indices],
             statistics=None if self.statistics is None else self.statistics[indices],
+            num_updates=None if self.num_updates is None else self.num_updates[indices],
         )
 
     def apply_to(self, table: Table) -> int:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, LRU, SECOND
 from fleet_sparse.core.initializer import uniform
-from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, answers, steps_off_lease
+from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, steps_off_lease
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.tables.row_asks import answer
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.worker.rows.cached_table import Answer, CachedTable, CacheJob, Outgoing, Plan
 from support.cached_jobs import CachedJob, Step
@@ -202,18 +203,6 @@ def test_a_loose_bound_saves_most_rows() -> None:
     assert job.cached.num_pushed < 0.3 * num_read
 
 
-def states_of(store: TableStore, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The states of rows, initial ones for ids without a row."""
-    everything, spec = all_rows(store), store.spec
-    initial = spec.update_rule.initial_state(dict(spec.hyperparameters))
-    out = np.empty((len(ids), spec.update_rule.num_states, spec.dim), np.float32)
-    out[:] = np.array(initial, np.float32)[:, None]
-    for place, id_ in enumerate(ids.tolist()):
-        if id_ in everything.ids:
-            out[place] = everything.states[np.flatnonzero(everything.ids == id_)[0]]
-    return out
-
-
 class StoreJob:
     """One worker with a cache, whose pserver is a store."""
 
@@ -221,30 +210,22 @@ class StoreJob:
         self.spec = TableSpec(name="C1", dim=5, rule=rule, initializer=uniform(-0.5, 0.5), seed=3)
         self.job = job
         self.store, self.table = TableStore(self.spec), CachedTable(self.spec, capacity, job)
-        self.num_states = self.spec.update_rule.num_states
 
     def pulled(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         out = np.empty((len(ids), 5), np.float32)
         self.store.pull(ids, out)
         return out
 
-    def states(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        return states_of(self.store, ids)
-
     def answered(self, plan: Plan) -> Answer:
-        asked = plan.ids[plan.asked]
-        if self.job.num_workers > 1:
-            self.store.make_clocks(self.job.bound)
-            clocks = self.store.clocks(asked)
-            has_states = self.num_states > 0
-            slack = answers(self.job.bound, clocks, plan.versions, self.job.num_workers, has_states=has_states)
-            rows, of_states = asked[slack >= ROW_FOLLOWS], asked[slack == STATES_FOLLOW]
-            return Answer(slack, self.pulled(rows), self.store.clocks(rows), self.states(of_states))
-        assert (plan.versions == NO_VERSION).all()
-        follows = STATES_FOLLOW if self.num_states else ROW_FOLLOWS
-        count = len(asked)
-        states = self.states(asked if self.num_states else asked[:0])
-        return Answer(np.full(count, follows, np.uint8), self.pulled(asked), np.zeros(count, np.uint32), states)
+        said = answer(self.store, self.job.bound, self.job.num_workers, plan.ids[plan.asked], plan.versions)
+        follows = said.slack[said.slack >= ROW_FOLLOWS]
+        rows, versions = np.empty((len(follows), 5), np.float32), np.empty(len(follows), np.uint32)
+        for code, its_rows, its_versions in (
+            (ROW_FOLLOWS, said.rows, said.versions),
+            (STATES_FOLLOW, said.full_rows, said.full_versions),
+        ):
+            rows[follows == code], versions[follows == code] = its_rows, its_versions
+        return Answer(said.slack, rows, versions, said.states)
 
     def read(self, ids: NDArray[np.int64], step: int) -> Step:
         plan = self.table.plan(ids, step)
@@ -319,7 +300,7 @@ def test_the_only_writer_of_several_workers_trains_as_without(rule: str, bound: 
     plain.pull(everything, rows)
     assert num_held > 0
     np.testing.assert_allclose(cached.pulled(everything), rows, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(cached.states(everything), states_of(plain, everything), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(cached.store.states(everything), plain.states(everything), rtol=1e-4, atol=1e-4)
     cached.store.close()
     plain.close()
 

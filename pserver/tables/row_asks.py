@@ -1,0 +1,51 @@
+"""What a pserver answers to a worker that asks about its copies of rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.row_bound import ROW_FOLLOWS, STATES_FOLLOW, RowBound, answers
+
+from ..storage.table_store import TableStore
+
+
+class RowAnswer(NamedTuple):
+    """The answer to an ask.
+
+    Attributes:
+        slack: `(n,)`: steps, `ROW_FOLLOWS` or `STATES_FOLLOW` for each id.
+        rows: `(k, dim)`: rows of the ids with `ROW_FOLLOWS`, in their order.
+        versions: `(k,)`: their clocks.
+        full_rows: `(m, dim)`: rows of the ids with `STATES_FOLLOW`, in their order.
+        full_versions: `(m,)`: their clocks.
+        states: `(m, num_states, dim)`.
+    """
+
+    slack: NDArray[np.uint8]
+    rows: NDArray[np.float32]
+    versions: NDArray[np.uint32]
+    full_rows: NDArray[np.float32]
+    full_versions: NDArray[np.uint32]
+    states: NDArray[np.float32]
+
+
+def answer(
+    store: TableStore, bound: RowBound, num_workers: int, ids: NDArray[np.int64], versions: NDArray[np.uint32]
+) -> RowAnswer:
+    """Answers an ask about copies with these versions; both are `(n,)`. The first one of a table makes its clocks."""
+    store.make_clocks(bound)
+    clocks = store.clocks(ids)
+    has_states = store.spec.update_rule.num_states > 0
+    slack = answers(bound, clocks, versions, num_workers, has_states=has_states)
+    is_due, is_full = slack == ROW_FOLLOWS, slack == STATES_FOLLOW
+    due, full = ids[is_due], ids[is_full]
+    return RowAnswer(slack, _rows(store, due), clocks[is_due], _rows(store, full), clocks[is_full], store.states(full))
+
+
+def _rows(store: TableStore, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    rows = np.empty((len(ids), store.spec.dim), np.float32)
+    store.pull(ids, rows)
+    return rows
