@@ -53,6 +53,8 @@ def find_pulls(tables: TableMap, blocks: Sequence[Block]) -> list[tuple[Block, T
             if entry is None or block.schema_hash not in entry.schema_hashes:
                 raise _unknown(entry, index, block)
             entry.table.check(block)
+            if block.copies:
+                raise Refusal(ErrorCode.MALFORMED, f"{entry.table.where}: asks about copies, the job has no row cache")
             pulls.append((block, entry))
     return pulls
 
