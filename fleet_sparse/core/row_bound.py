@@ -57,6 +57,12 @@ class RowBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.drift is not None and not 0 < self.drift < math.inf:
             raise ValueError(f"drift is {self.drift}, should be above 0 and finite")
 
+    def __str__(self) -> str:
+        """The bound as the fields of `PserverStrategy` state it."""
+        if self.drift is not None:
+            return f"max_row_drift {self.drift:g}"
+        return f"max_row_lag {self.lag}, max_row_lag_share {self.share}"
+
     @property
     def has_leases(self) -> bool:
         """True if the number of steps bounds what others can add: an update counts 1, but a distance can be any."""
