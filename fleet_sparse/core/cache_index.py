@@ -84,6 +84,7 @@ class CacheIndex:
         self._hands = np.zeros((3, 1), np.int64)
         self._num_found = np.zeros(2, np.int64)
         self._num_reads = self._num_aged = self._batch = 0
+        self._epoch = 0  # of the batch
         self._round_reads = policy.round_capacities * capacity
 
     @property
@@ -106,6 +107,7 @@ class CacheIndex:
         """
         n = len(ids)
         self._batch += 1
+        self._epoch = self._num_reads * _EPOCHS // self.capacity
         slots, unleased, missing = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         use_slots(
             *(self._cells, self._salt, ids, step, self._batch, self._policy.counts_uses, self._epoch),
@@ -183,10 +185,6 @@ class CacheIndex:
         """Empties all slots; misses are still known."""
         self._cells.fill(0)
         self.num_used = 0
-
-    @property
-    def _epoch(self) -> int:
-        return self._num_reads * _EPOCHS // self.capacity
 
 
 def _aligned(num_words: int) -> NDArray[np.uint64]:

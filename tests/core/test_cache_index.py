@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -128,6 +128,7 @@ def test_lfu_evicts_a_row_that_was_used_least(reads: list[int], capacity: int) -
 
 @settings(max_examples=150)
 @given(READS)
+@example([0, 8, 0, 1, 2, 3, 4, 5, 6, 7])  # a row enters, and in the next batch another one is used
 def test_lru_evicts_the_row_whose_last_use_is_oldest(reads: list[int]) -> None:
     cache, model = Cache(8, LRU, ALL), Model()
     for id_ in reads:
