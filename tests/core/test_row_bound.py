@@ -215,8 +215,9 @@ def test_units_are_rounded_up(drift: float, distance: float) -> None:
 
 
 def test_a_bound_in_distance_gives_no_lease() -> None:
-    bound, clocks = RowBound(drift=0.5), np.array([7, 7], np.uint32)
-    np.testing.assert_array_equal(bound.lease_steps(clocks, np.array([0, 5000]), 4), [0, -1])
+    bound, clocks = RowBound(drift=0.5), np.array([7, 7, 7], np.uint32)
+    behind = int(bound.max_behind(clocks, 4)[0])
+    np.testing.assert_array_equal(bound.lease_steps(clocks, np.array([0, behind, behind + 1]), 4), [0, 0, -1])
     assert not bound.has_leases
 
 
