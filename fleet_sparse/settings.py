@@ -104,6 +104,20 @@ class Behaviour:
     """Identity of the job, the same on its workers and pservers; a process with another one is refused. If empty, only
     a worker of another fleetrun on the same machine is refused."""
 
+    durability: Literal["none", "log", "sync"] = "none"
+    """What survives of a pserver: with `none` the last snapshot; with `log` every acked push survives its process, and
+    what is older than `log_sync_s` its machine; with `sync` every acked push survives both. Needs `job_id`."""
+
+    log: str = "log"
+    """Directory of the logs, relative to `root` if that is a directory. The disk of a log writes every change: about
+    1 MB for a step of a click model."""
+
+    log_sync_s: Seconds = 1.0
+    """Seconds between two syncs of the log to the disk."""
+
+    failover_s: Seconds = 300.0
+    """Seconds that a push waits for room on the disk of the log."""
+
     data_host: str = ""
     """Address to which a pserver binds its data plane if the job runs on several machines; empty for the host of its
     control plane."""
@@ -137,6 +151,10 @@ class Performance:
     max_pre_image_bytes: Annotated[int, Range(0, 1 << 50, "bytes")] = 1 << 30
     """Largest number of bytes of pre-images of one table: rows as they were before a push changed them while a snapshot
     is written. Past it the save fails, and training continues."""
+
+    checkpoint_bytes: Bytes = 2 << 30
+    """Bytes of the log after which a pserver writes a checkpoint, so that the log before it can be removed. A smaller
+    number makes a restart faster."""
 
     channel: Channel = "auto"
     """Transport of frames: `auto` or `stream` for streams (Unix sockets if all pservers are on this host, else TCP),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -27,6 +28,7 @@ from fleet_sparse.snapshot.store import is_snapshot, open_chain
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
 from .admin.grpc_server import ControlPlane
+from .admin.log_recovery import close_log, log_directory, start_log, write_checkpoint
 from .admin.root import resolve_under
 from .admin.service import ControlService
 from .admin.snapshot_loader import Loaded, load
@@ -111,6 +113,8 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     else:
         shard, loaded = make_shard(options, settings)
     stack.callback(shard.close)
+    if isinstance(shard, Shard) and shard.log is not None:
+        stack.callback(close_log, shard.log)
     streams = _streams(chosen, settings, credentials)
     data_plane = DataPlane(
         shard,
@@ -136,6 +140,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
             data_endpoints=endpoints,
             settings=settings,
             stop=data_plane.stop,
+            finish=partial(_finish, shard, data_plane),
             loaded=loaded,
         )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
@@ -164,6 +169,13 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         endpoints.stream or f"zmq:{endpoints.zmq}",
     )
     return data_plane
+
+
+def _finish(shard: Shard, data_plane: DataPlane) -> None:
+    """Ends a pserver whose job has ended: nothing continues from its log."""
+    if shard.log is not None:
+        shard.log.is_finished = True
+    data_plane.stop()
 
 
 def _follow(
@@ -209,12 +221,13 @@ def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) ->
 
 
 def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | None]:
-    """Makes the shard that the options name and loads the snapshot into it, if one is named.
+    """Makes the shard that the options name. It continues from its log; else it loads the snapshot, if one is named.
 
     Kernels should be warm: see `warm_up`.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
+        LogCorrupt, LogFull, SettingError: As `start_log`.
     """
     shard = Shard(
         options.shard,
@@ -226,11 +239,19 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         max_pre_image_bytes=settings.max_pre_image_bytes,
         huge_pages=settings.huge_pages,
     )
+    if settings.durability != "none":
+        log_dirname = log_directory(settings, options.shard, options.num_shards)
+        if start_log(shard, log_dirname, settings):
+            return shard, None
     if options.load_dirname is None:
         return shard, None
     started_at = time.monotonic()
     directory = resolve_under(settings.root, options.load_dirname)
+    log, shard.log = shard.log, None
     loaded = load(shard, directory, options.load_tables)
+    shard.log = log
+    if log is not None:
+        write_checkpoint(shard)
     _log.info(
         "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
         loaded.num_rows,

@@ -21,7 +21,17 @@ MAY_IMPORT = {
     "plugin": {"transpiler", "serving", "worker", "snapshot", "core", "embedded", "warm_up", "custom_rules"},
     "models": {"plugin", "core"},
     "tools": {"plugin", "worker", "wire", "snapshot", "core", "warm_up"},
-    "cli": {"tools", "serving", "snapshot", "core", "local_pservers", "warm_up", "kernel_cache", "custom_rules"},
+    "cli": {
+        "tools",
+        "serving",
+        "snapshot",
+        "core",
+        "local_pservers",
+        "warm_up",
+        "kernel_cache",
+        "custom_rules",
+        "pserver",
+    },
     # The modules beside the parts.
     "counts": set(),
     "credentials": set(),

@@ -12,7 +12,7 @@ from rich.markup import escape
 from fleet_sparse import __version__
 from fleet_sparse.errors import FleetSparseError
 
-from . import explain, export, parity, plan, shrink, snapshot, warm_up
+from . import explain, export, log, parity, plan, shrink, snapshot, warm_up
 from .terminal import console
 
 __all__ = ["app", "main"]
@@ -30,6 +30,7 @@ app.command()(parity.parity)
 app.command()(plan.plan)
 app.command()(shrink.shrink)
 app.command()(warm_up.warm_up)
+app.add_typer(log.app, name="log")
 app.add_typer(snapshot.app, name="snapshot")
 
 
