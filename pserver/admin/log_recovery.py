@@ -117,6 +117,7 @@ def start_log(shard: Shard, directory: Path, settings: Settings, *, segment_byte
         generation=1 if replayed is None else replayed.generation + 1,
         newest_lsn=0 if replayed is None else replayed.newest_lsn,
         newest_checksum=0 if replayed is None else replayed.newest_checksum,
+        num_bytes=0 if replayed is None else replayed.num_bytes,
         sync_s=settings.log_sync_s,
         segment_bytes=segment_bytes,
     )

@@ -35,6 +35,7 @@ class LogWriter:
         generation: Number of this start of the pserver.
         newest_lsn: Lsn of the newest record in the directory; 0 if there is none.
         newest_checksum: Its checksum.
+        num_bytes: Bytes of the records in the directory, from the checkpoint on.
         sync_s: Seconds between two syncs.
         segment_bytes: Length of a segment.
 
@@ -42,7 +43,7 @@ class LogWriter:
         directory: As given.
         newest_lsn: Lsn of the newest record.
         durable_lsn: Lsn of the newest record that is known to be durable.
-        num_bytes: Bytes appended.
+        num_bytes: Bytes of the records since the checkpoint that this pserver started from.
         full_since: Monotonic time since when no segment can be allocated ahead because the disk has no room; None if
             one is allocated.
 
@@ -60,12 +61,13 @@ class LogWriter:
         generation: int = 1,
         newest_lsn: int = 0,
         newest_checksum: int = 0,
+        num_bytes: int = 0,
         sync_s: float = 1.0,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.directory = directory
         self.newest_lsn = self.durable_lsn = newest_lsn
-        self.num_bytes = 0
+        self.num_bytes = num_bytes
         self.full_since: float | None = None
         self._identity = identity
         self._generation = generation

@@ -32,6 +32,8 @@ class Replayed(NamedTuple):
     """Result of a replay."""
 
     num_records: int
+    num_bytes: int
+    """Bytes of all records."""
     generation: int
     """Largest generation of the log; 0 if it is empty."""
     newest_lsn: int
@@ -59,9 +61,10 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
         LogCorrupt: Bytes are wrong.
     """
     directory = reader.directory
-    num_records, is_cut = 0, False
+    num_records, num_bytes, is_cut = 0, 0, False
     for number, record in enumerate(_with_effect(reader.records())):
         num_records += 1
+        num_bytes += record.head.end
         if record.head.kind is Kind.LOAD:  # its checkpoint was not finished, so that the load was not answered either
             _log.warning("%s: a load was not finished; the rows are those before it", directory)
             is_cut = True
@@ -72,7 +75,8 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
         except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
             what = f"record {record.head.lsn} cannot be replayed ({type(error).__name__}: {error})"
             raise corrupt(str(directory), what, 0) from error
-    return Replayed(num_records, reader.generation, reader.newest_lsn, reader.newest_checksum, is_cut)
+    newest = reader.newest_lsn, reader.newest_checksum
+    return Replayed(num_records, num_bytes, reader.generation, *newest, is_cut)
 
 
 def _with_effect(records: Iterator[Record]) -> Iterator[Record]:

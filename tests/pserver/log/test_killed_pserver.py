@@ -79,11 +79,13 @@ def rounds(directory: Path, num_rounds: int, **variables: str) -> int:
     return num_acked
 
 
+@pytest.mark.guarantee("W1")
 def test_a_killed_pserver_has_every_acked_push(tmp_path: Path) -> None:
     assert rounds(tmp_path, 3) > 0
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("durability", ["log", "sync"])
 def test_two_hundred_kills_lose_and_double_nothing(tmp_path: Path, durability: str) -> None:
     # A checkpoint every 50 KB, so that some kills hit one.

@@ -62,6 +62,7 @@ def test_a_record_may_be_larger_than_a_segment(tmp_path: Path) -> None:
     assert bodies(tmp_path) == texts
 
 
+@pytest.mark.guarantee("W4")
 def test_every_cut_of_the_last_segment_leaves_a_prefix(small: Path) -> None:
     last = LogReader(small).paths[-1]
     content, before = last.read_bytes(), bodies(small)
@@ -114,6 +115,7 @@ def flip(small: Path, num_flips: int) -> None:
     assert num_refused > num_flips / 2
 
 
+@pytest.mark.guarantee("W4")
 def test_a_flipped_bit_leaves_a_prefix_or_is_refused(small: Path) -> None:
     flip(small, 1000)
 

@@ -56,6 +56,7 @@ def grads(n: int, dim: int) -> Any:
     return RNG.standard_normal((n, dim)).astype(np.float32)
 
 
+@pytest.mark.guarantee("W1")
 def test_async_pushes_of_rows_and_dense_values(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", SGD, ADAM, DENSE)
     client = FrameClient(shard)
@@ -84,6 +85,7 @@ def test_plain_frames_are_logged_as_they_lie_in_memory(tmp_path: Path) -> None:
     check_equal(shard)
 
 
+@pytest.mark.guarantee("W3")
 def test_sync_steps_are_one_record_each(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", ADAM, DENSE)
     workers = sync_workers(shard, 3)
@@ -117,6 +119,7 @@ def continues(worker: Worker[Shard], shard: Shard) -> Worker[Shard]:
     return other
 
 
+@pytest.mark.guarantee("W3")
 def test_a_staged_step_is_sent_again_after_a_crash(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", SGD)
     first, second = sync_workers(shard, 2)
@@ -350,6 +353,7 @@ def test_a_job_id_and_a_path_are_needed() -> None:
             log_directory(Settings(**{"durability": "log", "job_id": "a job", **values}), 0, 1)  # type: ignore[arg-type]
 
 
+@pytest.mark.guarantee("W5")
 def test_replies_carry_the_newest_durable_push(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", SGD)
     client, plain = FrameClient(shard), StraightClient(shard, b"another client..")
@@ -363,6 +367,7 @@ def test_replies_carry_the_newest_durable_push(tmp_path: Path) -> None:
     assert floors == [0, 0, 2, 0, 0, 2]
 
 
+@pytest.mark.guarantee("W5")
 def test_with_sync_a_push_is_durable_before_its_ack(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", SGD, durability="sync")
     client = FrameClient(shard)
@@ -381,6 +386,7 @@ class FullDisk:
         self.writer.full_since = 100.0
 
 
+@pytest.mark.guarantee("W6")
 def test_pushes_wait_for_room_and_pulls_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = logged_shard(tmp_path / "log", SGD, failover_s=300.0)
     client = FrameClient(shard)
@@ -410,6 +416,7 @@ CALLS = st.lists(
 )
 
 
+@pytest.mark.guarantee("W2")
 @settings(max_examples=40)
 @given(calls=CALLS)
 def test_shard_log_and_crashes_equal_a_dict(tmp_path_factory: pytest.TempPathFactory, calls: Any) -> None:
