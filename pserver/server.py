@@ -24,12 +24,13 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
-from fleet_sparse.settings import Settings
+from fleet_sparse.settings import LOGGED, Settings
 from fleet_sparse.snapshot.store import is_snapshot, served_chain
 from fleet_sparse.supervise import Lifeline
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
 from .admin.grpc_server import ControlPlane
+from .admin.log_recovery import close_log, log_directory, start_log, write_checkpoint
 from .admin.root import resolve_under
 from .admin.service import ControlService, Supervised
 from .admin.snapshot_loader import Loaded, load
@@ -126,6 +127,8 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     else:
         shard, loaded = make_shard(options, settings)
     stack.callback(shard.close)
+    if isinstance(shard, Shard) and shard.log is not None:
+        stack.callback(close_log, shard.log)
     streams = _streams(chosen, settings, credentials)
     data_plane = DataPlane(
         shard,
@@ -151,6 +154,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
             data_endpoints=endpoints,
             settings=settings,
             stop=data_plane.stop,
+            finish=partial(_finish, shard, data_plane),
             loaded=loaded,
             supervised=None
             if options.lifeline is None
@@ -187,6 +191,13 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         options.lifeline.set_next("--control", str(bound))
         options.lifeline.beat(data_plane.post, settings.stall_s)
     return data_plane
+
+
+def _finish(shard: Shard, data_plane: DataPlane) -> None:
+    """Ends a pserver whose job has ended: nothing continues from its log."""
+    if shard.log is not None:
+        shard.log.is_finished = True
+    data_plane.stop()
 
 
 def _follow(
@@ -233,12 +244,13 @@ def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) ->
 
 
 def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | None]:
-    """Makes the shard that the options name and loads the snapshot into it, if one is named.
+    """Makes the shard that the options name. It continues from its log; else it loads the snapshot, if one is named.
 
     Kernels should be warm: see `warm_up`.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
+        LogCorrupt, LogFull, SettingError: As `start_log`.
     """
     shard = Shard(
         options.shard,
@@ -251,12 +263,20 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         huge_pages=settings.huge_pages,
         row_limits=RowLimits(settings.max_rows, settings.max_bytes),
     )
+    if settings.durability in LOGGED:
+        log_dirname = log_directory(settings, options.shard, options.num_shards)
+        if start_log(shard, log_dirname, settings):
+            return shard, None
     dirname = options.load_dirname if options.recover is None else options.recover
     if dirname is None:
         return shard, None
     started_at = time.monotonic()
     directory = resolve_under(settings.root, dirname)
+    log, shard.log = shard.log, None
     loaded = load(shard, directory, options.load_tables if options.recover is None else ())
+    shard.log = log
+    if log is not None:
+        write_checkpoint(shard)
     _log.info(
         "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
         loaded.num_rows,
