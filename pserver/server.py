@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import resource
@@ -70,6 +71,7 @@ class Options:
         is_restart: True if the supervisor started a pserver of this job before.
         recover: Newest snapshot of the job, which takes the place of `load_dirname` and `load_tables`; None if the job
             has none yet.
+        log_job_id: Identity of the job in the log if the settings have none.
     """
 
     shard: int
@@ -85,6 +87,7 @@ class Options:
     generation: int | None = None
     is_restart: bool = False
     recover: str | None = None
+    log_job_id: str = ""
 
 
 def serve(options: Options, settings: Settings) -> None:
@@ -264,8 +267,8 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         row_limits=RowLimits(settings.max_rows, settings.max_bytes),
     )
     if settings.durability in LOGGED:
-        log_dirname = log_directory(settings, options.shard, options.num_shards)
-        if start_log(shard, log_dirname, settings):
+        of_log = settings if settings.job_id else dataclasses.replace(settings, job_id=options.log_job_id)
+        if start_log(shard, log_directory(of_log, options.shard, options.num_shards), of_log):
             return shard, None
     dirname = options.load_dirname if options.recover is None else options.recover
     if dirname is None:

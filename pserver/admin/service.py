@@ -116,12 +116,13 @@ class ControlService:
         lineages = Lineages(Lineage)
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
+        self._has_log = shard.log is not None
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
         if loaded is not None and supervised is not None and supervised.has_recovered:
             lineages[loaded.series].saved.add(loaded.manifest.number)
             loaded, restored = None, shard.ledger.watermarks()
         else:
-            restored = []
+            restored = shard.ledger.watermarks() if self._has_log and self._is_restart else []
         self._restored = {mark.client_id: mark.watermark for mark in restored}
         if loaded is not None:
             lineages[loaded.series].add_loaded(loaded.manifest.number)
@@ -344,6 +345,7 @@ class ControlService:
             is_supervised=self._is_supervised,
             is_restart=self._is_restart,
             restored_seq=self._restored.get(client_id, 0),
+            has_log=self._has_log,
         )
 
     # Liveness
@@ -515,7 +517,7 @@ class ControlService:
                 registrant.num_workers,
                 registrant.client_id,
                 mode,
-                begins_job=joining.begins_job,
+                begins_job=joining.begins_job and resumption is None,  # the shard continues the job if it has a log
             )
         if resumption is not None:
             self._shard.resume_worker(

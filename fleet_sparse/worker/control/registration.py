@@ -104,7 +104,7 @@ class Registrar:
             "Register", request, timeout_s, patience_s=patience_s, shards=range(1, self._rpc.num_shards)
         )
         registrations = [_registration_of(reply) for reply in (first, *others)]
-        self.can_fail_over = all(each.is_supervised for each in registrations) and not self._is_sync
+        self.can_fail_over = all(each.is_supervised and (each.has_log or not self._is_sync) for each in registrations)
         self._check(registrations)
         self._job_id = first.job_id
         if any(each.is_supervised for each in registrations):
@@ -165,6 +165,7 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         reply.is_supervised,
         reply.is_restart,
         reply.restored_seq,
+        reply.has_log,
     )
 
 
