@@ -115,6 +115,7 @@ def test_killed_pserver_costs_the_reported_pushes_only(tmp_path: Path, mode: str
         check_counts(job, steps_per_push)
 
 
+@pytest.mark.guarantee("W7")
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_killed_pserver_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mode: str) -> None:
     with running_job(tmp_path, MODE=mode, FLEET_SPARSE_DURABILITY="log") as job:
