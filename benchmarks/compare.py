@@ -28,6 +28,7 @@ from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.goals import against
 from benchmarks.interleaved import interleaved
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS
+from benchmarks.processes import with_children
 from benchmarks.record import RESULTS, ROOT, Record, git
 
 MODELS = ("step", "lookup")
@@ -148,7 +149,7 @@ def job(tree: Path, model: str, options: argparse.Namespace) -> Iterator[Job]:
         trainer = BaselineProcess(worker, f"the worker of {tree}", log)
         if not Path(imported := trainer.told()).is_relative_to(tree):
             raise SystemExit(f"{imported}: is fleet_sparse of the worker, should be that of {tree}")
-        yield Job(trainer, worker.pid, [each.pid for each in pservers])
+        yield Job(trainer, worker.pid, with_children([each.pid for each in pservers]))
 
 
 def free_ports(count: int) -> list[int]:

@@ -33,6 +33,7 @@ MS, MEGA = 1e-3, 1e6
 LARGE = 20_000_000  # rows
 MODEL_TOLERANCE = 0.2
 OLD_COMMIT = "d2badd9"  # steps must not be slower than there
+SYNC_COMMIT, SYNC_PSERVERS_MS = "8959b3c", 5.98  # the median that `cluster.jsonl` has of it, sync, 2 x 2
 
 Round = Mapping[str, Any]
 Measure = Callable[[Run], "Figure | None"]
@@ -183,6 +184,14 @@ def worst_two_workers(run: Run) -> Figure | None:
     return max(two_workers(run).values(), default=None)
 
 
+def sync_pservers(run: Run) -> Figure | None:
+    """Returns the CPU of the pservers for a step of two workers in sync over that of `SYNC_COMMIT`."""
+    name = "sync, 2 x 2"
+    if name not in run["rounds"][0]:
+        return None
+    return by_round(lambda each: each[name]["pservers_ms"] / SYNC_PSERVERS_MS)(run)
+
+
 def job_cpu_ms(of_job: Mapping[str, float]) -> float:
     """Returns the CPU of a step of one worker and of all pservers for it."""
     return of_job["worker_ms"] + of_job["pservers_ms"]
@@ -300,6 +309,15 @@ def service(name: str, of_case: Callable[[Any], float]) -> Measure:
         return by_round(lambda each: of_case(each[found[0]]))(run) if found else None
 
     return measure
+
+
+def bytes_of_more_rows(run: Run) -> Figure | None:
+    """Returns the memory of a read-only pserver with most rows less that of one with fewest, for each row of these."""
+    cases = {float(case.split(" ")[0]) * MEGA: case for case in run["rounds"][0] if case.endswith(" rows: pserver")}
+    few, many = min(cases), max(cases)
+    return by_round(
+        lambda each: (each[cases[many]]["resident_bytes"] - each[cases[few]]["resident_bytes"]) / (many - few)
+    )(run)
 
 
 def p99_under_deltas(run: Run) -> Figure | None:
@@ -471,6 +489,16 @@ GOALS: Sequence[Goal] = (
         digits=0,
     ),
     Goal(f"click model, {_TWO_WORKERS}", (1.1,), "", "cluster", {}, worst_two_workers, "e", baseline=_TWO),
+    Goal(
+        f"click model, sync, 2 workers, CPU of the pservers for a step over that of commit {SYNC_COMMIT}",
+        (0.65,),
+        "",
+        "cluster",
+        {},
+        sync_pservers,
+        "e",
+        baseline=f"{SYNC_COMMIT}: {SYNC_PSERVERS_MS} ms \\*",
+    ),
     _steps(f"{_LOOKUP}: zmq", (0.5,), _LOOKUPS | _ZMQ, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream", (0.35, 0.32), _LOOKUPS | _STREAM, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream, serial", (0.35, 0.27), _LOOKUPS | _STREAM | _SERIAL, _OVER_PEER, "d"),
@@ -580,8 +608,9 @@ GOALS: Sequence[Goal] = (
     ),
     *(
         _serving(f"bytes a row, 10 M rows: {name}", bound, service(name, lambda of: of["bytes_a_row"]), "bytes")
-        for name, bound in (("pserver", 105), *((f"dictionary, {dtype}", size) for dtype, size in _DICTIONARIES))
+        for name, bound in ((f"dictionary, {dtype}", size) for dtype, size in _DICTIONARIES)
     ),
+    _serving("bytes a row, 1 M to 10 M rows: read-only pserver", 105, bytes_of_more_rows, "bytes"),
     _serving("start of a read-only pserver with 10 M rows", 4, service("start", lambda of: max(of[_S])), "s"),
     Goal("worker cache of 15 % of the rows: misses over those of the best policy", (1,), "% points", "cache", {}, None),
     _predicted("", {"channel": None}),

@@ -175,6 +175,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("CPU ms", 3, lambda at: 1e3 * at.of["cpu_s"] / len(at.of["seconds"])),
         key("bytes a row", 1, "bytes_a_row"),
         key("failed", 0, "num_failed"),
+        key("MB", 0, "resident_bytes", MEGA),
     ),
     "step": STEP_COLUMNS,
     "lookup": STEP_COLUMNS,

@@ -55,6 +55,12 @@ def asked(processes: Sequence[Worker], question: Any) -> list[str]:
     return answers
 
 
+def with_children(pids: Sequence[int]) -> list[int]:
+    """Returns processes and their children: a pserver is the child of its supervisor."""
+    children = [Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in pids]
+    return [*pids, *(int(child) for each in children for child in each)]
+
+
 def resident_bytes(pid: int) -> int:
     """Returns the resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -180,6 +180,9 @@ def measure_predictions(
         for number in NUM_PSERVERS:
             pservers = stack.enter_context(read_only(root, number))
             pids = [each.process.pid for each in pservers.processes]
+            if number == 1:
+                for of_round in rounds:
+                    of_round[f"{prefix}: {MEMORY}"] = {"resident_bytes": resident_bytes(pids[0])}
             reader = stack.enter_context(PserverReader(pservers.endpoints, Settings()))
             predictor = stack.enter_context(Predictor(str(served.path), pservers.endpoints, settings=Settings()))
             contenders[READ.format(number)] = Contender(partial(read_unique, reader), pids)
@@ -301,11 +304,9 @@ def measure_service(
     sizes = {DICTIONARY.format(dtype): dictionary_bytes(served, root, dtype) for dtype in DTYPES}
     for of_round in rounds:
         begun_at = time.perf_counter()
-        with read_only(root, 1) as pservers:
+        with read_only(root, 1):
             start_s = time.perf_counter() - begun_at
-            resident = resident_bytes(pservers.processes[0].process.pid)
         of_round[f"{prefix}: {START}"] = {"seconds": [start_s]}
-        of_round[f"{prefix}: {MEMORY}"] = {"bytes_a_row": resident / len(served.ids)}
         for name, num_bytes in sizes.items():
             of_round[f"{prefix}: {name}"] = {"bytes_a_row": num_bytes / len(served.ids)}
     with read_only(root, 2) as pservers, read_only(root, 2) as replicas:
@@ -421,10 +422,10 @@ def killed(predictor: Predictor, pservers: LocalPservers, inputs: Sequence[Input
 def show(console: Console, rounds: Sequence[dict[str, Result]]) -> None:
     """Prints the medians over all rounds."""
     table = Table(title="serving")
-    for heading in ("what", "p50 ms", "p99 ms", "CPU ms", "bytes a row", "failed"):
+    for heading in ("what", "p50 ms", "p99 ms", "CPU ms", "bytes a row", "failed", "MB"):
         table.add_column(heading, justify="left" if heading == "what" else "right")
     for name in rounds[0]:
-        cells = [""] * 5
+        cells = [""] * 6
         of_rounds = [each[name] for each in rounds]
         if "seconds" in of_rounds[0]:
             seconds = 1e3 * np.concatenate([each["seconds"] for each in of_rounds])
@@ -435,6 +436,8 @@ def show(console: Console, rounds: Sequence[dict[str, Result]]) -> None:
             cells[3] = f"{np.median([each['bytes_a_row'] for each in of_rounds]):.1f}"
         if "num_failed" in of_rounds[0]:
             cells[4] = f"{sum(each['num_failed'] for each in of_rounds)}"
+        if "resident_bytes" in of_rounds[0]:
+            cells[5] = f"{np.median([each['resident_bytes'] for each in of_rounds]) / 1e6:.0f}"
         table.add_row(name, *cells)
     console.print(table)
 

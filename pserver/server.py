@@ -225,7 +225,7 @@ def _follow(
         stop=data_plane.stop,
     )
     if follower is not None:
-        follower.on_adopted = service.note_adopted
+        follower.on_change = service.note_change
         stack.callback(follower.stop)
         follower.start()
     return service

@@ -78,6 +78,7 @@ from fleet_sparse.serving.exported_rows import RowChoice, check_choice, stored_r
 from fleet_sparse.serving.labelled import read_labelled, target_of
 from fleet_sparse.serving.model import ServedModel, Table, Tensor, read_model
 from fleet_sparse.serving.paddle_export import check_tables
+from fleet_sparse.serving.predictor import check_rows
 from fleet_sparse.serving.pserver_reader import PserverReader
 from fleet_sparse.serving.versions import Versions
 from fleet_sparse.settings import Settings
@@ -683,6 +684,15 @@ def _model_and_snapshot(where: Path) -> None:
     model = SimpleNamespace(tables=[Table.of(replace(saves.ADAM, dim=3))], dense=[])
     with open_content(str(where)) as content:
         check_tables(model, content)
+
+
+@entry(
+    TableMismatch,
+    "table 'adam': the model and the rows describe it differently: dim 3 and 17. Give the pservers of the model",
+)
+def _model_and_pservers(_: Path) -> None:
+    model = SimpleNamespace(tables=[Table.of(replace(saves.ADAM, dim=3))], dense=[])
+    check_rows(model, {"adam": saves.ADAM}, {})
 
 
 # Pservers and workers that are gone

@@ -24,7 +24,7 @@ from .placeholder import SITES, SiteSpec, parse_sites
 from .raw_op import name_of
 from .rewrite import TRAIN_ONLY
 from .scan import producers_of, scan
-from .segments import ragged_fields, replace_segments
+from .segments import fields_with_lengths, replace_segments
 
 _DATA = "pd_op.data"
 _PARAMETER = "builtin.parameter"
@@ -64,8 +64,8 @@ class ForwardProgram(NamedTuple):
     """Index of the lookup of each hole in `lookups_of` the original."""
     ragged: tuple[str, ...] = ()
     """Names of the inputs whose first dimension is not the number of examples: ids and weights of ragged fields."""
-    lengths: tuple[str, ...] = ()
-    """Names of the inputs that have the number of ids of each example of a ragged field."""
+    lengths: tuple[tuple[str, str], ...] = ()
+    """Names of the input that has the number of ids of each example of a field, and of the ids or their weights."""
 
 
 class Network(NamedTuple):
@@ -174,9 +174,10 @@ def forward_part(
     ids = [hole.ids for hole in holes]
     prune(copy, [*copied, *ids, *(hole.value for hole in holes)])
     segments = [op for op in block.ops if name_of(op) == SEGMENTS]
-    fields = [field for op in segments for field in ragged_fields(op)]
-    ragged = tuple(filter(None, (feed_of(value) for field in fields for value in field.per_id)))
-    lengths = tuple(filter(None, (feed_of(field.lengths) for field in fields)))
+    fields = [field for op in segments for field in fields_with_lengths(op)]
+    ragged = tuple(filter(None, (feed_of(value) for field in fields if field.is_ragged for value in field.per_id)))
+    pairs = ((feed_of(field.lengths), feed_of(value)) for field in fields for value in field.per_id)
+    lengths = tuple(dict.fromkeys(pair for pair in pairs if all(pair)))
     with _at_start(copy):
         for op in segments:
             replace_segments(op)
@@ -374,7 +375,32 @@ def savable(network: Network) -> tuple[Network, list[str]]:
     return Network(program, tuple(targets)), names
 
 
-def with_exact_integers(program: pir.Program) -> None:
+def with_onnx_ops(program: pir.Program) -> None:
+    """Replaces, in place, ops that paddle2onnx does not know or computes otherwise."""
+    _with_exact_integers(program)
+    _with_comparisons(program)
+
+
+def _with_comparisons(program: pir.Program) -> None:
+    """Replaces each `searchsorted`, which paddle2onnx does not know, by a count of the smaller values, in place."""
+    block = program.global_block()
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        for op in list(block.ops):
+            if str(op.name()) != "pd_op.searchsorted" or len(op.operand_source(0).shape) != 1:
+                continue
+            pir.set_insertion_point(op)
+            ends, value = (op.operand_source(number) for number in (0, 1))
+            each, ends = paddle.reshape(value, [-1, 1]), paddle.reshape(ends, [1, -1])
+            is_before = ends <= each if op.attrs()["right"] else ends < each
+            count = paddle.sum(paddle.cast(is_before, "int64"), axis=1)
+            op.result(0).replace_all_uses_with(
+                count if len(value.shape) == 1 else paddle.reshape(count, paddle.shape(value))
+            )
+            block.remove_op(op)
+        pir.set_insertion_point_to_block_end(block)
+
+
+def _with_exact_integers(program: pir.Program) -> None:
     """Replaces each scale of integers by a multiplication and an addition of integers, in place.
 
     Paddle's scale is exact for int64; the one that paddle2onnx writes computes in float32.

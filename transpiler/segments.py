@@ -44,17 +44,18 @@ def parse_segments(text: str) -> SegmentsSpec:
     return SegmentsSpec(tuple(FieldInputs(*field) for field in fields), *others)
 
 
-class RaggedField(NamedTuple):
-    """Inputs of a ragged field."""
+class FieldWithLengths(NamedTuple):
+    """Inputs of a field that has lengths."""
 
     per_id: tuple[pir.Value, ...]
-    """Ids, and weights if there are: their first dimension is not the number of examples."""
+    """Ids, and weights if there are: their first dimension is not the number of examples if the field is ragged."""
     lengths: pir.Value
     """Number of ids of each example."""
+    is_ragged: bool
 
 
-def ragged_fields(op: pir.Operation) -> list[RaggedField]:
-    """The ragged fields of an op of segments."""
+def fields_with_lengths(op: pir.Operation) -> list[FieldWithLengths]:
+    """The fields of an op of segments that have lengths; all ragged ones do."""
     spec, operands = parse_segments(op.str_attr(ATTRIBUTE)), iter(op.operands_source())
     found = []
     for field in spec.fields:
@@ -62,8 +63,8 @@ def ragged_fields(op: pir.Operation) -> list[RaggedField]:
         lengths = next(operands) if field.has_lengths else None
         if field.has_weights:
             per_id.append(next(operands).get_defining_op().operand_source(0))  # the operand is their shape
-        if field.is_ragged:
-            found.append(RaggedField(tuple(map(_unshaped, per_id)), lengths))
+        if lengths is not None:
+            found.append(FieldWithLengths(tuple(map(_unshaped, per_id)), _unshaped(lengths), field.is_ragged))
     return found
 
 
@@ -103,7 +104,8 @@ def replace_segments(op: pir.Operation) -> None:
         num_counted = paddle.scatter_nd_add(zeros[:, :1], all_owners, mask)
         divisors = paddle.maximum(num_counted, paddle.full([1], 1.0))
         divisors = divisors if spec.factors == "mean" else paddle.sqrt(divisors)
-        results.append(paddle.where(num_counted > 0, 1 / divisors, paddle.zeros_like(divisors)))
+        factors = paddle.divide(paddle.ones_like(divisors), divisors)  # paddle2onnx does not know `1 / divisors`
+        results.append(paddle.where(num_counted > 0, factors, paddle.zeros_like(divisors)))
     for old, new in zip(op.results(), results, strict=True):
         old.replace_all_uses_with(new)
     op.get_parent_block().remove_op(op)

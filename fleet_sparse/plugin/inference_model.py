@@ -28,6 +28,7 @@ from fleet_sparse.serving.model import (
     DenseArray,
     DenseParameter,
     File,
+    Lengths,
     ModelLookup,
     ServedModel,
     Table,
@@ -300,6 +301,7 @@ def _write_networks(
         dense=_dense_arrays(session, forward.program),
         is_split=is_split,
         ragged=tuple(name for name in planned.feeds if name in forward.ragged),
+        lengths=tuple(Lengths(*names) for names in forward.lengths),
         check=tuple(findings),
     )
 
@@ -334,6 +336,7 @@ def _examples(inputs: Mapping[str, pir.Value], forward: ForwardProgram, last_fee
             return fed
     rng = np.random.default_rng(0)
     of_ids = {hole.feed: hole.spec.embedding for hole in forward.holes}
+    lengths = {name for name, _ in forward.lengths}
     drawn: dict[str, NDArray[Any]] = {}
     for name, value in inputs.items():
         sizes_of = enumerate(value.shape)
@@ -341,7 +344,7 @@ def _examples(inputs: Mapping[str, pir.Value], forward: ForwardProgram, last_fee
         if name in of_ids:
             size = of_ids[name].size if of_ids[name].is_bounded else None
             drawn[name] = rng.integers(0, size or 2**31 - 1, shape).astype(_dtype(value))
-        elif name in forward.lengths:
+        elif name in lengths:
             drawn[name] = np.ones(shape, _dtype(value))  # as many ids of a ragged field as examples
         else:
             drawn[name] = rng.random(shape).astype(_dtype(value))  # integers become 0

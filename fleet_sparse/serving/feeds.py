@@ -18,7 +18,8 @@ def checked_feed(model: ServedModel, feed: Mapping[str, Any]) -> dict[str, NDArr
 
     Raises:
         ValueError: An input is missing or unknown, has another kind of numbers or another shape, differs from the
-            others in its number of examples, or has an id outside of its table. The message names it.
+            others in its number of examples, has an id outside of its table, or has lengths that do not fit the ids
+            of a field. The message names it.
     """
     wanted = {each.name: each for each in model.feeds}
     if unknown := [name for name in feed if name not in wanted]:
@@ -43,7 +44,24 @@ def checked_feed(model: ServedModel, feed: Mapping[str, Any]) -> dict[str, NDArr
     for lookup in model.lookups:
         if lookup.feed is not None and lookup.size is not None:
             check_bounds(f"feed {lookup.feed!r}", arrays[lookup.feed], lookup.size)
+    for each in model.lengths:
+        _check_lengths(
+            each.feed, arrays[each.feed].reshape(-1), each.of, arrays[each.of].shape, is_ragged=each.of in model.ragged
+        )
     return arrays
+
+
+def _check_lengths(feed: str, lengths: NDArray[Any], of: str, shape: tuple[int, ...], *, is_ragged: bool) -> None:
+    """Checks the number of ids of each example against the shape of the ids, or of their weights."""
+    if not is_ragged:
+        outside = lengths[(lengths < 0) | (lengths > shape[1])]
+        if outside.size:
+            raise ValueError(f"feed {feed!r}: has {outside[0]}, should be 0 to {shape[1]}: {of!r} has shape {shape}")
+        return
+    if lengths.size and lengths.min() < 0:
+        raise ValueError(f"feed {feed!r}: has {lengths.min()}, should be 0 or more: {of!r} has shape {shape}")
+    if (total := int(lengths.sum(dtype=np.int64))) != shape[0]:
+        raise ValueError(f"feed {feed!r}: adds up to {total}, should be {shape[0]}: {of!r} has shape {shape}")
 
 
 def check_bounds(where: str, ids: NDArray[Any], size: int) -> None:

@@ -92,6 +92,15 @@ class DenseArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: tuple[DenseParameter, ...]
 
 
+class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Inputs of a field of variable length."""
+
+    feed: str
+    """Name of the input with the number of ids of each example."""
+    of: str
+    """Name of the input with the ids, or with their weights."""
+
+
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The result of the self-check of one network in one configuration."""
 
@@ -119,6 +128,8 @@ class ServedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check: tuple[Finding, ...]
     ragged: tuple[str, ...] = ()
     """Names of the feeds whose first dimension is the number of ids, not that of examples."""
+    lengths: tuple[Lengths, ...] = ()
+    """Which inputs have to agree; none for lengths that are computed."""
     rows: str = ROWS
     version: int = VERSION
     format: str = FORMAT

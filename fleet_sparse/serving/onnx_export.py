@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.snapshot.directory import Directory
 from fleet_sparse.snapshot.reader import SnapshotReader
-from fleet_sparse.transpiler.inference import inputs_of, with_exact_integers
+from fleet_sparse.transpiler.inference import inputs_of, with_onnx_ops
 
 from .exported_rows import RowChoice, RowError
 from .model import FORWARD, IDS, NETWORK, ModelLookup, ServedModel
@@ -94,13 +94,13 @@ def export_onnx(
         feed = examples_of(local)
     with loaded(directory, model, NETWORK) as (network, local):
         values = {**network.values, **dense}
-        with_exact_integers(network.program)
+        with_onnx_ops(network.program)
         inputs = list(inputs_of(network.program).values())
         save_network(local / NETWORK, network.program, inputs, network.results, values)
         networks = [converted(local / NETWORK)]
         if model.computed:
             ids = load_network(local / IDS)
-            with_exact_integers(ids.program)
+            with_onnx_ops(ids.program)
             save_network(local / IDS, ids.program, list(inputs_of(ids.program).values()), ids.results, ids.values)
             networks.insert(0, converted(local / IDS))
         whole = _whole(model, tables, networks)
@@ -208,4 +208,20 @@ def converted(path: Path) -> onnx.ModelProto:
     if ended.returncode != 0:
         said = (ended.stdout + ended.stderr).decode(errors="replace").strip()[-1000:]
         raise FleetSparseError(f"paddle2onnx ended with {ended.returncode}: {said}")
-    return onnx.load(f"{path}.onnx")
+    model = onnx.load(f"{path}.onnx")
+    _add_repeats(model)
+    return model
+
+
+def _add_repeats(model: onnx.ModelProto) -> None:
+    """Makes each `scatter_nd_add` add up the values of repeated indices, as Paddle does.
+
+    paddle2onnx writes it as a sum with a ScatterND into zeros, which keeps one value of each index.
+    """
+    from onnx import helper
+
+    zeros = {node.output[0] for node in model.graph.node if node.op_type == "ConstantOfShape"}
+    zeros |= {node.output[0] for node in model.graph.node if node.op_type == "Identity" and node.input[0] in zeros}
+    for node in model.graph.node:
+        if node.op_type == "ScatterND" and node.input[0] in zeros and not node.attribute:
+            node.attribute.append(helper.make_attribute("reduction", "add"))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.transpiler.inference import inputs_of, with_exact_integers
+from fleet_sparse.transpiler.inference import inputs_of, with_onnx_ops
 
 from .onnx_export import converted
 from .paddle_network import Arrays, load_network, save_network
@@ -37,7 +37,7 @@ class OnnxNetworks:
 
         self._path = path.with_name(f"{path.name}.{_CONVERTED}")
         self._network = load_network(path)
-        with_exact_integers(self._network.program)
+        with_onnx_ops(self._network.program)
         self._values = self._network.values
         self._model = self._convert(self._values)
         self._places = self._places_of_values()

@@ -29,7 +29,7 @@ from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.rows.deduplicator import Deduplicator, LookupGroup, TableLookups
 
 from .feeds import check_bounds, checked_feed
-from .model import IDS, NETWORK, read_model
+from .model import IDS, NETWORK, ServedModel, read_model
 from .paddle_export import copy_files, examples_of
 from .paddle_network import Arrays, OpenNetwork, save_values, values_of
 from .pserver_reader import PserverReader, Reading, differences_of_reads
@@ -70,7 +70,8 @@ class PredictorStats:
         num_adopted: Number of versions that it adopted, the first included.
         num_failed: Number of tries to adopt one that failed.
         last_failure: Why the newest version is not used; empty if it is.
-        problems: Why pservers are not used, one text for each of them.
+        problems: Why pservers are not used, or cannot adopt the snapshot that should be served, one text for each of
+            them.
     """
 
     version: Version = NO_VERSION
@@ -196,7 +197,7 @@ class Predictor:
             names = [table.name for table in self._model.tables]
             self._reader = self._reader_of(pservers, directory.child(self._model.rows), names)
             undo.callback(self._reader.close)
-            self._check_model()
+            check_rows(self._model, self._reader.tables, self._reader.arrays)
             self._specs = {name: self._reader.tables[name] for name in names}
             self._place_lookups()
             if cache_rows and isinstance(self._reader, PserverReader):
@@ -372,27 +373,6 @@ class Predictor:
             found.append(ids)
         return found
 
-    def _check_model(self) -> None:
-        """Checks that the reader has the tables and dense arrays of the model."""
-        for table in self._model.tables:
-            ours, theirs = parse_spec(json.dumps(table.spec)), self._reader.tables.get(table.name)
-            differences = ["it is missing"] if theirs is None else differences_of_reads(ours, theirs)
-            if differences:
-                raise TableMismatch(
-                    f"table {table.name!r}: the model and the rows describe it differently: {', '.join(differences)}. "
-                    "Give the pservers of the model"
-                )
-        for array in self._model.dense:
-            spec = self._reader.arrays.get(array.array)
-            places = set() if spec is None else {(each.name, each.offset, each.size) for each in spec.segments}
-            for each in array.parameters:
-                size = int(np.prod(each.shape, dtype=np.int64))
-                if (each.name, each.offset, size) not in places:
-                    raise TableMismatch(
-                        f"dense {array.array!r}: the pservers do not have parameter {each.name!r} with {size} values "
-                        f"at {each.offset}. Give the pservers of the model"
-                    )
-
     def _opened(
         self, engine: Engine
     ) -> tuple[AbstractContextManager[Any], Callable[[Version, Arrays], Network], Network | None]:
@@ -484,3 +464,34 @@ class Predictor:
                 self._behind_since = None
             elif self._behind_since is None:
                 self._behind_since = time.monotonic()
+
+
+def check_rows(model: ServedModel, tables: Mapping[str, TableSpec], arrays: Mapping[str, DenseSpec]) -> None:
+    """Checks that rows and dense values are those of a model; rules and hyperparameters may differ.
+
+    Args:
+        model: The model.
+        tables: Specs of the tables that can be read, by name.
+        arrays: Specs of the dense arrays, by name.
+
+    Raises:
+        TableMismatch: A table or a parameter is missing, or another one; the message has the differences.
+    """
+    for table in model.tables:
+        ours, theirs = parse_spec(json.dumps(table.spec)), tables.get(table.name)
+        differences = ["it is missing"] if theirs is None else differences_of_reads(ours, theirs)
+        if differences:
+            raise TableMismatch(
+                f"table {table.name!r}: the model and the rows describe it differently: {', '.join(differences)}. "
+                "Give the pservers of the model"
+            )
+    for array in model.dense:
+        spec = arrays.get(array.array)
+        places = set() if spec is None else {(each.name, each.offset, each.size) for each in spec.segments}
+        for each in array.parameters:
+            size = int(np.prod(each.shape, dtype=np.int64))
+            if (each.name, each.offset, size) not in places:
+                raise TableMismatch(
+                    f"dense {array.array!r}: the pservers do not have parameter {each.name!r} with {size} values "
+                    f"at {each.offset}. Give the pservers of the model"
+                )

@@ -163,6 +163,7 @@ class PserverReader:
         self._attached: dict[int, _Attached] = {}
         self._is_stale = False  # a replica was attached that is not on the channel
         self._errors: dict[int, Exception] = {}
+        self._failures: dict[int, str] = {}  # why an attached replica keeps its version
         self._current: Version | None = None
         self.tables: dict[str, TableSpec] = {}
         self.arrays: dict[str, DenseSpec] = {}
@@ -215,9 +216,9 @@ class PserverReader:
 
     @property
     def problems(self) -> list[str]:
-        """Why replicas are not used, one text for each of them."""
+        """Why replicas are not used, or cannot adopt the snapshot that should be served, one text for each of them."""
         with self._state:
-            return [str(error) for error in self._errors.values()]
+            return [*map(str, self._errors.values()), *self._failures.values()]
 
     def newest(self) -> Version | None:
         """Returns the newest version that all shards have; None while they have none in common."""
@@ -329,11 +330,16 @@ class PserverReader:
             try:
                 reply = self._call(index, shard, "Attach", request, _ATTACH_TIMEOUT_S)
                 self._attach(index, shard, reply)
+                last_failure = ""
                 while self._replicas[index].is_attached:  # until a read finds that it was started again
-                    known = messages.AwaitVersionRequest(checksum=_versions_of(reply)[0].checksum)
+                    known = messages.AwaitVersionRequest(
+                        checksum=_versions_of(reply)[0].checksum, last_failure=last_failure
+                    )
                     reply = self._call(index, shard, "AwaitVersion", known, _AWAIT_TIMEOUT_S)
+                    last_failure = reply.last_failure
                     with self._state:
                         self._replicas.set_versions(index, _versions_of(reply))
+                        self._note_failure(index, last_failure)
                         self._state.notify_all()
             except ShardUnavailable as error:
                 self._detach(index, error)
@@ -341,6 +347,15 @@ class PserverReader:
                 self._detach(index, error)
                 pause_s = _REFUSED_PAUSE_S
             self._closed.wait(pause_s)
+
+    def _note_failure(self, index: int, text: str) -> None:
+        """Notes why a replica keeps its version; empty if it serves what it should."""
+        before = self._failures.pop(index, "")
+        if text:
+            endpoint = self._endpoints[index]
+            self._failures[index] = f"{endpoint}: the snapshot that should be served is not: {text}"
+            if self._failures[index] != before:
+                _log.warning("replica %s", self._failures[index])
 
     def _call(self, index: int, shard: int, method: str, request: Message, timeout_s: float) -> Any:
         """Returns the reply of a replica to a call of the control plane.
@@ -381,6 +396,7 @@ class PserverReader:
             self._attached[index] = _Attached(registration, hashes)
             self._replicas.attach(index, _versions_of(reply))
             self._errors.pop(index, None)
+            self._failures.pop(index, None)
             self._is_stale = True
             self._state.notify_all()
         self._wake()
@@ -404,6 +420,7 @@ class PserverReader:
             is_new = str(error) != str(self._errors.get(index))
             self._replicas.detach(index)
             self._errors[index] = error
+            self._failures.pop(index, None)
             if was_attached:
                 self._lost.append(index)
             self._state.notify_all()

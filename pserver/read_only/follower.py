@@ -57,11 +57,11 @@ class Follower:
         directory: The directory of the series.
         post: Runs a task in the thread that owns the shard.
         version_keep_s: Seconds for which the older version stays readable at least.
-        on_adopted: Called when a version was adopted, in the thread of the follower.
+        on_change: Called when a version was adopted or `last_failure` changed, in the thread of the follower.
         clock: Returns monotonic time in seconds.
 
     Attributes:
-        on_adopted: As given.
+        on_change: As given.
         stats: What it did.
     """
 
@@ -72,14 +72,14 @@ class Follower:
         post: Post,
         *,
         version_keep_s: float,
-        on_adopted: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shard = shard
         self._store = SnapshotStore(directory)
         self._post = post
         self._version_keep_s = version_keep_s
-        self.on_adopted = on_adopted
+        self.on_change = on_change
         self._clock = clock
         self._adopted_at: float | None = None
         self._failed_at: float | None = None
@@ -135,7 +135,7 @@ class Follower:
         num_rows = self._apply(version, change)
         self._adopted_at = self._clock()
         self.stats.num_adopted += 1
-        self._note_success()
+        self._failed_at, self.stats.last_failure = None, ""
         log = _log.info if version.number > served.number else _log.warning
         log(
             "shard %d: serves snapshot %d (%016x) in place of %d: %d rows changed, in %.2f s",
@@ -146,7 +146,7 @@ class Follower:
             num_rows,
             self._adopted_at - begun_at,
         )
-        self.on_adopted()
+        self.on_change()
         return True
 
     def _change_to(self, chain: Chain, served: Version) -> Change:
@@ -179,7 +179,9 @@ class Follower:
 
     def _note_success(self) -> None:
         self._failed_at = None
-        self.stats.last_failure = ""
+        if self.stats.last_failure:
+            self.stats.last_failure = ""
+            self.on_change()
 
     def _note_failure(self, error: Exception | str) -> None:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
@@ -187,4 +189,5 @@ class Follower:
         self.stats.num_failed += 1
         if text != self.stats.last_failure:
             _log.warning("shard %d: the snapshot that should be served is not: %s", self._shard.shard_index, text)
-        self.stats.last_failure = text
+            self.stats.last_failure = text
+            self.on_change()

@@ -23,7 +23,7 @@ from .follower import FollowerStats
 from .shard import ReadOnlyShard
 
 AWAIT_VERSION_S = 20.0
-"""Seconds after which AwaitVersion is answered although there is no newer version."""
+"""Seconds after which AwaitVersion is answered although nothing changed."""
 
 
 class ReadOnlyService:
@@ -52,7 +52,7 @@ class ReadOnlyService:
         self._data_endpoints = data_endpoints
         self._stop = stop
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._adopted = Signal()
+        self._changed = Signal()
         self._is_closing = False
         self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
             "Attach": self._attach,
@@ -80,10 +80,10 @@ class ReadOnlyService:
         self._loop = asyncio.get_running_loop()
         await self._loop.create_future()
 
-    def note_adopted(self) -> None:
-        """Answers the calls that wait for a version. Any thread may call it."""
+    def note_change(self) -> None:
+        """Answers the calls that wait for a version or a failure. Any thread may call it."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._adopted.send)
+            self._loop.call_soon_threadsafe(self._changed.send)
 
     def close(self) -> None:
         """Nothing of it works in other threads."""
@@ -91,7 +91,7 @@ class ReadOnlyService:
     def release_waiting(self) -> None:
         """Answers the calls that wait for a version, so that the server can stop at once."""
         self._is_closing = True
-        self._adopted.send()
+        self._changed.send()
 
     async def _attach(self, request: messages.AttachRequest) -> messages.AttachReply:
         if request.protocol_version != CONTROL_VERSION:
@@ -140,10 +140,13 @@ class ReadOnlyService:
 
     async def _await_version(self, request: messages.AwaitVersionRequest) -> messages.AwaitVersionReply:
         deadline = time.monotonic() + AWAIT_VERSION_S
-        while self._shard.newest.checksum == request.checksum and not self._is_closing:
-            if not await self._adopted.wait(deadline):
+        known = request.checksum, request.last_failure
+        while (self._shard.newest.checksum, self._follower.last_failure) == known and not self._is_closing:
+            if not await self._changed.wait(deadline):
                 break
-        return messages.AwaitVersionReply(versions=_messages_of(self._shard.versions))
+        return messages.AwaitVersionReply(
+            versions=_messages_of(self._shard.versions), last_failure=self._follower.last_failure
+        )
 
     async def _stats(self, request: messages.StatsRequest) -> messages.StatsReply:
         shard, counters, follower = self._shard, self._shard.counters, self._follower

@@ -21,6 +21,7 @@ from fleet_sparse.warm_up import warm_up
 from support.jobs import environment
 
 TINY = {  # in the order in which they start: the longest first
+    "serving": "--rows 2000 --batches 4 --rounds 2 --calls 2 --seconds 0.5 --delta-rows 100",
     "snapshot": "--rows 5000 --pservers 1 --rounds 1 --pushes 5",
     "compare": "--against HEAD --pservers 1 --steps 2 --batches 3 --rounds 2 lookup",
     "cluster": "--workers 1 --pservers 1 --modes async --steps 2 --rounds 1",
@@ -39,7 +40,6 @@ TINY = {  # in the order in which they start: the longest first
     "spread": "--pservers 1 --shapes 8x4x2xadam 16x8x30xadagrad --steps 1 --rounds 2 --batches 2",
     "local": "--rows 2000 --dims 16 --batch 500 --cycles 2 --rounds 2 --no-torch",
     "parts": "--mode async --max-step-lag 2 --pservers 0 --steps 2 --rounds 2 --batches 3",
-    "serving": "--rows 2000 --batches 1 4 --rounds 2 --calls 2 --seconds 0.5 --delta-rows 100",
     "dense": "--workers 2 --kilobytes 1 --rounds 2",
     "convergence": "--modes sync --seeds 1 --data synthetic 1000",
 }
@@ -84,7 +84,7 @@ def numbers(value: object) -> list[float]:
 
 def test_every_benchmark_runs_here() -> None:
     with_main = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text("utf-8")}
-    assert with_main - {"__main__", "compare_job"} == set(WAYS) == set(TINY)
+    assert with_main - {"__main__", "compare_job", "served_model"} == set(WAYS) == set(TINY)
 
 
 @pytest.mark.parametrize("name", [*list(TINY)[2:], *list(TINY)[:2]])  # the longest last

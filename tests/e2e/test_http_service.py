@@ -170,8 +170,9 @@ def test_more_examples_than_allowed_are_413(service: Service) -> None:
 def test_without_a_pserver_it_is_alive_but_not_ready(service: Service) -> None:
     service.pservers.processes[1].suspend()
     try:
-        status, headers, _ = service.ask("GET", "/readyz")
+        status, headers, answer = service.ask("GET", "/readyz")
         assert (status, headers["retry-after"]) == (503, "1")
+        assert f"shard 1 at {service.pservers.endpoints[1]}" in answer["detail"]
         assert service.ask("GET", "/healthz")[0] == 200
     finally:
         service.pservers.processes[1].resume()

@@ -92,4 +92,5 @@ def test_pserver_loads_the_tables_that_init_server_names(monkeypatch):
     fleet.init()
     fleet.init_server("model", ["a", "b"])
     fleet.run_server()
-    assert arguments[-6:] == ["--load", "model", "--load-table", "a", "--load-table", "b"]
+    first = arguments.index("--load")
+    assert arguments[first : first + 6] == ["--load", "model", "--load-table", "a", "--load-table", "b"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from fleet_sparse.serving.feeds import checked_feed
-from fleet_sparse.serving.model import ModelLookup, ServedModel, Tensor
+from fleet_sparse.serving.model import Lengths, ModelLookup, ServedModel, Tensor
 
 MODEL = ServedModel(
     number=1,
@@ -57,4 +58,46 @@ def test_a_wrong_feed_is_named(changes: dict[str, Any], facts: tuple[str, ...]) 
     feed = {name: each for name, each in {"ids": IDS, "dense": DENSE, **changes}.items() if each is not None}
     with pytest.raises(ValueError) as refused:  # noqa: PT011  # facts are checked below
         checked_feed(MODEL, feed)
+    assert [fact for fact in facts if fact not in str(refused.value)] == []
+
+
+FIELDS = msgspec.structs.replace(
+    MODEL,
+    feeds=(
+        *(Tensor(name, "int64", (-1,)) for name in ("tags", "tags.lengths", "lengths")),
+        Tensor("weights", "float32", (-1, 1)),
+        Tensor("padded", "int64", (-1, 3)),
+    ),
+    lookups=(),
+    ragged=("tags", "weights"),
+    lengths=(Lengths("tags.lengths", "tags"), Lengths("tags.lengths", "weights"), Lengths("lengths", "padded")),
+)
+FIELDS_FEED = {
+    "tags": np.arange(4),
+    "tags.lengths": np.array([3, 0, 1]),
+    "weights": np.ones((4, 1)),
+    "padded": np.zeros((3, 3), np.int64),
+    "lengths": np.array([0, 3, 1]),
+}
+
+
+def test_fields_of_variable_length_may_have_any_lengths_that_fit() -> None:
+    assert list(checked_feed(FIELDS, FIELDS_FEED)) == ["tags", "tags.lengths", "lengths", "weights", "padded"]
+    assert len(checked_feed(FIELDS, {name: each[:0] for name, each in FIELDS_FEED.items()})["tags"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts"),
+    [
+        ({"tags.lengths": [3, 0, 2]}, ("'tags.lengths'", "'tags'", "(4,)", "5", "should be 4")),
+        ({"tags.lengths": [5, 0, -1]}, ("'tags.lengths'", "-1", "(4,)", "0 or more")),
+        ({"weights": np.ones((3, 1))}, ("'tags.lengths'", "'weights'", "(3, 1)", "4", "should be 3")),
+        ({"lengths": [0, 4, 1]}, ("'lengths'", "'padded'", "(3, 3)", "4", "0 to 3")),
+        ({"lengths": [0, -1, 1]}, ("'lengths'", "'padded'", "-1", "0 to 3")),
+        ({"lengths": [0, 1]}, ("tags.lengths 3", "lengths 2", "padded 3")),
+    ],
+)
+def test_lengths_that_do_not_fit_are_named(changes: dict[str, Any], facts: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011  # facts are checked below
+        checked_feed(FIELDS, {**FIELDS_FEED, **changes})
     assert [fact for fact in facts if fact not in str(refused.value)] == []

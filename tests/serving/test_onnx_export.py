@@ -9,9 +9,10 @@ import paddle
 import paddle.distributed.fleet as fleet
 import pytest
 
-from fleet_sparse.errors import PlanError
+from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.serving.exported_rows import RowChoice
 from fleet_sparse.serving.model import read_model
+from fleet_sparse.serving.paddle_network import save_network
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.reader import open_content
 from support.programs import flagged, ids_input, linear, minimize, start
@@ -95,3 +96,25 @@ def test_smaller_rows_are_refused(directory):
     saved(fed)
     with pytest.raises(PlanError, match="int8"):
         exported(directory, dtype="int8")
+
+
+def test_a_model_of_2_gb_is_refused(directory, monkeypatch):
+    from fleet_sparse.serving import onnx_export
+
+    saved(fed)
+    monkeypatch.setattr(onnx_export, "MAX_BYTES", 100)
+    with pytest.raises(PlanError, match="2 GB"):
+        exported(directory)
+
+
+def test_an_op_that_paddle2onnx_does_not_know_is_an_error(directory):
+    """paddle2onnx ends its process, which is not this one."""
+    from fleet_sparse.serving.onnx_export import converted
+
+    program = paddle.static.Program()
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        x, one = paddle.static.data("x", [-1], "float32"), paddle.static.create_parameter([1], "float32", name="one")
+        y = paddle.cast(paddle.searchsorted(one, x), "float32") * one
+    save_network(directory / "net", program, [x], [y], {"one": np.ones(1, np.float32)})
+    with pytest.raises(FleetSparseError, match="paddle2onnx ended with -6"):
+        converted(directory / "net")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +153,38 @@ def test_memory_optimization_needs_the_new_executor(tmp_path):
     config.enable_memory_optim()
     config.enable_new_executor()
     paddle.inference.create_predictor(config)
+
+
+def test_a_run_holds_the_gil(tmp_path):
+    """Another thread, which wants to run every millisecond, stands still for as long as the predictor runs."""
+    paddle.enable_static()
+    size, program = 1024, paddle.static.Program()
+    with paddle.static.program_guard(program, paddle.static.Program()), paddle.utils.unique_name.guard():
+        x = y = paddle.static.data("x", [size, size], "float32")
+        weight = paddle.static.create_parameter([size, size], "float32", name="w")
+        for _ in range(16):
+            y = paddle.matmul(y, weight)
+    save_network(tmp_path / "net", program, [x], [y], {"w": np.zeros((size, size), np.float32)})
+    predictor = paddle.inference.create_predictor(config_of(tmp_path / "net"))
+    predictor.get_input_handle("x").copy_from_cpu(np.zeros((size, size), np.float32))
+    predictor.run()
+    ran_at, stop = [], threading.Event()
+
+    def note_times():
+        while not stop.wait(0.001):
+            ran_at.append(time.monotonic())
+
+    other = threading.Thread(target=note_times)
+    other.start()
+    while not ran_at:
+        time.sleep(0.001)
+    begun_at = time.monotonic()
+    predictor.run()
+    ended_at = time.monotonic()
+    stop.set()
+    other.join()
+    assert ended_at - begun_at > 0.05
+    assert not [each for each in ran_at if begun_at + 0.01 < each < ended_at - 0.01]
 
 
 def test_a_clone_copies_the_weights(tmp_path):

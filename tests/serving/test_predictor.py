@@ -125,6 +125,27 @@ def test_a_killed_replica_costs_no_answer(published):
         assert right(predictor, published)
 
 
+def test_a_snapshot_that_pservers_refuse_is_named(published):
+    with ExitStack() as stack:
+        (pservers,) = read_only_sets(stack, published.directory.parent, 2, 1)
+        predictor = stack.enter_context(Predictor(str(published.directory), pservers.endpoints))
+        served = predictor.stats().version
+        wider = [TableModel(replace(spec, dim=9), {}) for spec in published.tables]
+        bad = save(published.rows, Model(tuple(wider)), 1)
+        while len(problems := predictor.stats().problems) < 2:
+            time.sleep(0.01)
+        for endpoint in pservers.endpoints:
+            (text,) = [each for each in problems if each.startswith(endpoint)]
+            assert [fact for fact in ("'emb'", "dim ", " and 9") if fact not in text] == []
+        assert predictor.stats().version == served
+        assert right(predictor, published)
+        shutil.rmtree(published.rows / bad)
+        wait_for(predictor, published.publish(kind="full"))
+        while predictor.stats().problems:
+            time.sleep(0.01)
+        assert right(predictor, published)
+
+
 def test_no_replica_of_a_shard_is_an_error_with_its_index(published):
     with ExitStack() as stack:
         (pservers,) = read_only_sets(stack, published.directory.parent, 2, 1)

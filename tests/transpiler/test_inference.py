@@ -125,11 +125,24 @@ def test_a_value_that_is_also_a_result_is_guarded(program):
 def test_scales_of_integers_become_multiplications_of_them(program):
     x = paddle.static.data("x", [-1], "int64")
     y = x * 1000003 + 7
-    inference.with_exact_integers(program)
+    inference.with_onnx_ops(program)
     assert "scale" not in describe(program)
     (result,) = [op.result(0) for op in program.global_block().ops][-1:]
     assert run(program, {"x": np.array([2**40, -(2**63)])}, [result])[0].tolist() == [2**40 * 1000003 + 7, 7 - 2**63]
     assert y is not None
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_searches_become_counts_for_onnx(program, right):
+    ends, values = (paddle.static.data(name, [-1], "int64") for name in ("ends", "values"))
+    found = paddle.searchsorted(ends, values, right=right) + 1
+    inference.with_onnx_ops(program)
+    assert "searchsorted" not in describe(program)
+    feed = {"ends": np.array([2, 2, 3, 6]), "values": np.array([0, 2, 5, 6, 7])}
+    expected = np.searchsorted(feed["ends"], feed["values"], "right" if right else "left") + 1
+    (result,) = [op.result(0) for op in program.global_block().ops][-1:]
+    assert run(program, feed, [result])[0].tolist() == expected.tolist()
+    assert found is not None
 
 
 def test_the_original_program_is_unchanged(program):

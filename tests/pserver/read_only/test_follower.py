@@ -351,7 +351,7 @@ def test_a_thread_follows_until_it_is_stopped(series: Series) -> None:
         directory_at(str(series.where)),
         at_once,
         version_keep_s=0.001,
-        on_adopted=adopted.set,
+        on_change=adopted.set,
     )
     follower.start()
     with suppress(Exception):

@@ -208,7 +208,7 @@ def test_steps_have_the_bits_of_plain_numpy(
                 for grad, weight in zip(grads, weights, strict=True)
             ]
             table.apply(table.merge([[push] for push in pushes], scale))
-        merged = plainly_merged(grads, weights, scale)
+        merged = plainly_merged(grads, weights, SUM if rule.is_summed else scale)
         for segment, of_segment in zip(segments, states, strict=True):
             part = slice(segment.offset, segment.offset + segment.size)
             scalars = rule.scalars(hyperparameters, 0.1 * segment.learning_rate, step)
