@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 UNKNOWN_ERROR = 70
 """Exit code of a supervised process that an unknown error ended; 0, 1 and 2 are final."""
 LIFELINE = "_FLEET_SPARSE_LIFELINE"
-"""Environment variable with the number of a script's end of the socket."""
+"""Environment variable with the number of a child's end of the socket; empty in the processes that a child starts."""
 RESTARTS_WITHIN_S = 600.0
 _FINAL_CODES = (0, 1, 2)
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
@@ -51,6 +51,8 @@ class Decision(NamedTuple):
 class Supervision:
     """Decides whether and when a child is started again. No I/O, no clock of its own; `now` is monotonic.
 
+    A child that ends by itself, or by a signal that the supervisor got as well, is not started again.
+
     Args:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.
         stall_s: Seconds without a sign of life after which the child is killed, once it has given one; and seconds that
@@ -67,6 +69,7 @@ class Supervision:
         self._restarted_at: deque[float] = deque()
         self._alive_at: float | None = None
         self._stopped_at: float | None = None
+        self._received: set[int] = set()
         self.options: dict[str, str] = {}
         self.num_restarts = 0
 
@@ -82,9 +85,10 @@ class Supervision:
             option, _, value = rest.partition(" ")
             self.options[option] = value
 
-    def stop(self, now: float) -> None:
-        """The supervisor was told to stop: the child is not started again."""
-        if self._stopped_at is None:
+    def receive(self, number: int, now: float) -> None:
+        """The supervisor got a signal, which it passes on. One to stop: the child is not started again."""
+        self._received.add(number)
+        if number in _STOPS and self._stopped_at is None:
             self._stopped_at = now
 
     @property
@@ -121,7 +125,7 @@ class Supervision:
         if status in _FINAL_CODES:
             return Decision(None, status)
         what = f"signal {-status} ended it" if status < 0 else f"it ended with code {status}"
-        if self.is_stopping:
+        if self.is_stopping or -status in self._received:
             return Decision(None, 128 - status if status < 0 else status, what)
         while self._restarted_at and now - self._restarted_at[0] >= RESTARTS_WITHIN_S:
             self._restarted_at.popleft()
@@ -170,7 +174,8 @@ def run(command_of: Callable[[Start], Sequence[str]], supervision: Supervision, 
     generations, wake, woken = Generations(), *_signal_pipe()
     received: deque[int] = deque()
     for number in _PASSED_ON:
-        signal.signal(number, lambda number, _: received.append(number))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup; the child ignores it as well
+            signal.signal(number, lambda number, _: received.append(number))
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     while True:
         ours, theirs = socket.socketpair()
@@ -181,6 +186,8 @@ def run(command_of: Callable[[Start], Sequence[str]], supervision: Supervision, 
                 child = subprocess.Popen(command_of(start), pass_fds=[start.lifeline_fd], env=variables)
             supervision.begin()
             status = _attend(child, ours, supervision, received, woken, name)
+        while received:  # a group of processes gets a signal at once, and the child may be faster
+            supervision.receive(received.popleft(), time.monotonic())
         decision = supervision.end(status, time.monotonic())
         if decision.pause_s is None:
             if decision.reason:
@@ -218,8 +225,7 @@ def _attend(
                 os.read(woken, _LINE_BYTES)
             while received:
                 number = received.popleft()
-                if number in _STOPS:
-                    supervision.stop(time.monotonic())
+                supervision.receive(number, time.monotonic())
                 child.send_signal(number)
             if lifeline.fileno() in readable:
                 data = lifeline.recv(_LINE_BYTES)
@@ -236,6 +242,15 @@ def _attend(
                 return child.wait()
     finally:
         os.close(ended)
+
+
+def take_lifeline() -> Lifeline | None:
+    """Returns the lifeline of this process if a supervisor started it; None in the processes that it starts itself."""
+    number = os.environ.get(LIFELINE)
+    if not number:
+        return None
+    os.environ[LIFELINE] = ""
+    return Lifeline(int(number))
 
 
 class Lifeline:

@@ -55,9 +55,17 @@ def test_old_restarts_do_not_count() -> None:
 
 def test_child_that_dies_after_a_stop_is_not_started_again() -> None:
     supervision = supervision_of()
-    supervision.stop(0.0)
+    supervision.receive(signal.SIGTERM, 0.0)
     decision = supervision.end(KILLED, 1.0)
     assert (decision.pause_s, decision.code) == (None, 128 + signal.SIGKILL)
+
+
+def test_child_that_a_passed_on_signal_ended_is_not_started_again() -> None:
+    supervision = supervision_of()
+    supervision.receive(signal.SIGHUP, 0.0)
+    decision = supervision.end(-int(signal.SIGHUP), 1.0)
+    assert (decision.pause_s, decision.code) == (None, 128 + signal.SIGHUP)
+    assert supervision.end(KILLED, 2.0).pause_s == 0.0
 
 
 def test_starting_child_is_never_stalled() -> None:
@@ -99,8 +107,8 @@ def test_restarted_child_is_not_stalled_by_its_predecessor() -> None:
 
 def test_child_that_ignores_a_stop_is_killed() -> None:
     supervision = supervision_of(stall_s=30.0)
-    supervision.stop(10.0)
-    supervision.stop(20.0)
+    supervision.receive(signal.SIGTERM, 10.0)
+    supervision.receive(signal.SIGINT, 20.0)
     assert supervision.kills_at() == 40.0
 
 
@@ -130,14 +138,13 @@ sys.exit(run(command_of, Supervision(2, float(sys.argv[1])), "child"))
 """
 
 
-def supervisor_of(child: str, stall_s: float = 20.0) -> subprocess.Popen[str]:
+def supervisor_of(child: str, stall_s: float = 20.0, stdin: int | None = None) -> subprocess.Popen[str]:
     """A supervisor of a child that runs this code; its output is that of both."""
     beginning = "import os, signal, sys, time\nfrom fleet_sparse.supervise import Lifeline\n"
     beginning += "is_restart = sys.argv[2] == '1'\nlifeline = Lifeline(int(sys.argv[1]))\n"
     code = f"CHILD = {beginning + child!r}\n{SUPERVISOR}"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(stall_s)], env=child_environment(), stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", code, str(stall_s)]
+    return subprocess.Popen(command, env=child_environment(), stdin=stdin, stdout=subprocess.PIPE, text=True)
 
 
 def output_of(supervisor: subprocess.Popen[str]) -> str:
@@ -184,6 +191,26 @@ def test_stop_signal_reaches_the_child() -> None:
     assert line_of(supervisor) == "ready"
     supervisor.terminate()
     output_of(supervisor)
+    assert supervisor.returncode == 0
+
+
+def test_hang_up_ends_the_supervisor_with_its_child() -> None:
+    supervisor = supervisor_of("print('ready', flush=True)\ntime.sleep(60)")
+    assert line_of(supervisor) == "ready"
+    supervisor.send_signal(signal.SIGHUP)
+    assert output_of(supervisor) == ""
+    assert supervisor.returncode == 128 + signal.SIGHUP
+
+
+def test_signal_that_is_ignored_does_not_reach_the_child() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as below nohup
+    try:
+        supervisor = supervisor_of("print('ready', flush=True)\nsys.stdin.readline()", stdin=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert line_of(supervisor) == "ready"
+    supervisor.send_signal(signal.SIGHUP)
+    assert output_of(supervisor) == ""
     assert supervisor.returncode == 0
 
 

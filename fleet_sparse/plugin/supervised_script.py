@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fleet_sparse
 from fleet_sparse.settings import PREFIX
-from fleet_sparse.supervise import LIFELINE, Lifeline
+from fleet_sparse.supervise import LIFELINE, take_lifeline
 
 _RESTARTS = f"{PREFIX}RESTARTS"
 
@@ -16,13 +16,13 @@ _RESTARTS = f"{PREFIX}RESTARTS"
 def supervise_script() -> None:
     """Replaces the process of a worker by a supervisor of its script if FLEET_SPARSE_RESTARTS is set.
 
-    In the script that the supervisor starts, it only makes sure that the script ends with its supervisor.
+    In the script that the supervisor starts, it only makes sure that the script ends with its supervisor; in the
+    processes that this script starts, as `multiprocessing` does, it does nothing.
     """
-    lifeline = os.environ.pop(LIFELINE, None)
+    lifeline = take_lifeline()
     if lifeline is not None:
-        Lifeline(int(lifeline)).end_with_supervisor()
-        return
-    if os.environ.get("TRAINING_ROLE") != "TRAINER" or _RESTARTS not in os.environ:
+        lifeline.end_with_supervisor()
+    if LIFELINE in os.environ or os.environ.get("TRAINING_ROLE") != "TRAINER" or _RESTARTS not in os.environ:
         return
     sys.stdout.flush()
     sys.stderr.flush()
