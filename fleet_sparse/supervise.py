@@ -60,7 +60,6 @@ class Supervision:
 
     Attributes:
         options: Options that children set for the next start.
-        num_restarts: Number of restarts so far.
     """
 
     def __init__(self, max_restarts: int, stall_s: float) -> None:
@@ -71,7 +70,6 @@ class Supervision:
         self._stopped_at: float | None = None
         self._received: set[int] = set()
         self.options: dict[str, str] = {}
-        self.num_restarts = 0
 
     def begin(self) -> None:
         """A child was started; it may take any time until its first sign of life."""
@@ -134,7 +132,6 @@ class Supervision:
             reason = f"{what}, after {num_recent} restarts in {RESTARTS_WITHIN_S:g} s (FLEET_SPARSE_RESTARTS)"
             return Decision(None, _GIVEN_UP, reason)
         self._restarted_at.append(now)
-        self.num_restarts += 1
         pause_s = 0.0 if not num_recent else min(_FIRST_PAUSE_S * 2.0 ** (num_recent - 1), _MAX_PAUSE_S)
         return Decision(pause_s, reason=what)
 
@@ -158,7 +155,6 @@ class Start(NamedTuple):
     lifeline_fd: int
     """Its end of the socket."""
     generation: int
-    is_restart: bool
     options: Mapping[str, str]
     """Options that children set for this start."""
 
@@ -179,7 +175,7 @@ def run(command_of: Callable[[Start], Sequence[str]], supervision: Supervision, 
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     while True:
         ours, theirs = socket.socketpair()
-        start = Start(theirs.fileno(), generations.draw(), supervision.num_restarts > 0, supervision.options)
+        start = Start(theirs.fileno(), generations.draw(), supervision.options)
         with ours:
             with theirs:
                 variables = {**os.environ, LIFELINE: str(start.lifeline_fd)}
@@ -271,8 +267,8 @@ class Lifeline:
             with self._lock, contextlib.suppress(OSError):
                 self._socket.sendall(line.encode() + b"\n")
 
-    def set_next(self, option: str, value: str) -> None:
-        """Sets an option of the next start."""
+    def set_next(self, option: str, value: str = "") -> None:
+        """Sets an option of the next start; with an empty value, one that has none."""
         self.say(f"next {option} {value}")
 
     def end_with_supervisor(self) -> None:

@@ -66,7 +66,7 @@ class Options:
         is_read_only: True to serve the snapshots in `load_dirname` and train nothing.
         lifeline: Connection to the supervisor; None without one.
         generation: Generation of this start, below 2^32; None for the seconds of the wall clock.
-        is_restart: True if the supervisor started a pserver of this job before.
+        is_restart: True if workers had registered with the pserver that the supervisor started before.
         recover: Newest snapshot of the job, which takes the place of `load_dirname` and `load_tables`; None if the job
             has none yet.
     """
@@ -155,7 +155,10 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
             supervised=None
             if options.lifeline is None
             else Supervised(
-                options.is_restart, options.recover is not None, partial(options.lifeline.set_next, "--recover")
+                options.is_restart,
+                options.recover is not None,
+                on_job=partial(options.lifeline.set_next, "--is-restart"),
+                on_snapshot=partial(options.lifeline.set_next, "--recover"),
             ),
         )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)

@@ -133,7 +133,7 @@ class JobConnection:
             self.training = self._make_training(self._mode)
             undo.callback(self.training.close)
             in_step = self._mode is not None and self._mode.kind == SYNC
-            resumed = next((each.resumed for each in registrations if not each.is_restart), "")
+            resumed = next((each.resumed for each in registrations if each.resumed or not each.is_restart), "")
             self.resumed = parse_resumed(resumed, role.num_workers, in_step=in_step)
             undo.pop_all()
 
