@@ -259,6 +259,10 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         return shard, None
     started_at = time.monotonic()
     directory = resolve_under(settings.root, dirname)
+    if options.recover is not None and not directory.names():
+        directory = (
+            directory.parent()
+        )  # a save that the former pserver did not see the end of has replaced the snapshot
     loaded = load(shard, directory, options.load_tables if options.recover is None else ())
     _log.info(
         "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
