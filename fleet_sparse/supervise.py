@@ -291,15 +291,11 @@ class Lifeline:
 
         def run() -> None:
             answered = threading.Event()
-
-            def answer() -> None:
-                self.say("alive")
-                answered.set()
-
             while True:
-                ask(answer)
+                ask(answered.set)
                 answered.wait()
                 answered.clear()
+                self.say("alive")
                 time.sleep(stall_s / _BEATS_PER_STALL)
 
         threading.Thread(target=run, name="signs of life", daemon=True).start()
