@@ -2,7 +2,8 @@
 
 It imports little, so that it stays small. `Supervision` decides and `run` acts; `python -m fleet_sparse.supervise
 COMMAND...` runs a command. The two processes hold the ends of one socket: the child ends when the other end is closed,
-and writes lines to its own. Each line is a sign of life; `next OPTION VALUE` also sets an option of the next start.
+and writes lines to its own. Each line is a sign of life; `next OPTION VALUE` also sets an option of the next start,
+`loss` says that another process of the job is lost, and `restart after loss` that code 1 is not final then.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ LIFELINE = "_FLEET_SPARSE_LIFELINE"
 RESTARTS_WITHIN_S = 600.0
 _FINAL_CODES = (0, 1, 2)
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
+_FAILED = 1
 _GIVEN_UP = 1
+_LOSS, _RESTART_AFTER_LOSS = "loss", "restart after loss"
 _LINE_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -69,11 +72,14 @@ class Supervision:
         self._alive_at: float | None = None
         self._stopped_at: float | None = None
         self._received: set[int] = set()
+        self._restarts_after_loss = False
+        self._has_lost = False
         self.options: dict[str, str] = {}
 
     def begin(self) -> None:
         """A child was started; it may take any time until its first sign of life."""
         self._alive_at = None
+        self._has_lost = False
 
     def hear(self, line: str, now: float) -> None:
         """The child wrote a line."""
@@ -82,6 +88,8 @@ class Supervision:
         if word == "next":
             option, _, value = rest.partition(" ")
             self.options[option] = value
+        self._restarts_after_loss |= line == _RESTART_AFTER_LOSS
+        self._has_lost |= line == _LOSS
 
     def receive(self, number: int, now: float) -> None:
         """The supervisor got a signal, which it passes on. One to stop: the child is not started again."""
@@ -120,9 +128,12 @@ class Supervision:
             status: Its exit code, or minus the number of the signal that ended it.
             now: The time.
         """
-        if status in _FINAL_CODES:
+        is_loss = status == _FAILED and self._has_lost and self._restarts_after_loss
+        if status in _FINAL_CODES and not is_loss:
             return Decision(None, status)
         what = f"signal {-status} ended it" if status < 0 else f"it ended with code {status}"
+        if is_loss:
+            what = "another process of the job was lost"
         if self.is_stopping or -status in self._received:
             return Decision(None, 128 - status if status < 0 else status, what)
         while self._restarted_at and now - self._restarted_at[0] >= RESTARTS_WITHIN_S:
@@ -270,6 +281,14 @@ class Lifeline:
     def set_next(self, option: str, value: str = "") -> None:
         """Sets an option of the next start; with an empty value, one that has none."""
         self.say(f"next {option} {value}")
+
+    def restart_after_loss(self) -> None:
+        """Makes exit code 1 lead to another start if it follows `report_loss`."""
+        self.say(_RESTART_AFTER_LOSS)
+
+    def report_loss(self) -> None:
+        """Says that this process will end because another process of its job is lost."""
+        self.say(_LOSS)
 
     def end_with_supervisor(self) -> None:
         """Sends this process SIGTERM once the supervisor is gone."""

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,39 @@ def test_child_that_ended_by_itself_is_not_started_again(status: int) -> None:
 def test_child_that_died_is_started_again_at_once(status: int) -> None:
     supervision = supervision_of()
     assert supervision.end(status, 0.0).pause_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_restarted"),
+    [
+        (("restart after loss", "loss"), True),
+        (("loss",), False),
+        (("restart after loss",), False),
+    ],
+)
+def test_child_that_lost_another_is_restarted_if_it_asked(lines: Sequence[str], is_restarted: bool) -> None:
+    supervision = supervision_of()
+    for line in lines:
+        supervision.hear(line, 0.0)
+    assert (supervision.end(1, 1.0).pause_s is not None) is is_restarted
+
+
+def test_loss_counts_for_the_child_that_reported_it_only() -> None:
+    supervision = supervision_of()
+    for line in ("restart after loss", "loss"):
+        supervision.hear(line, 0.0)
+    assert supervision.end(1, 1.0).pause_s == 0.0
+    supervision.begin()
+    assert supervision.end(1, 2.0).pause_s is None
+
+
+def test_later_children_need_not_ask_again() -> None:
+    supervision = supervision_of()
+    supervision.hear("restart after loss", 0.0)
+    supervision.end(KILLED, 1.0)
+    supervision.begin()
+    supervision.hear("loss", 2.0)
+    assert supervision.end(1, 3.0).pause_s == 0.5
 
 
 def test_pauses_between_restarts_grow() -> None:

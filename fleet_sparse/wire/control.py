@@ -30,7 +30,7 @@ from fleet_sparse.errors import (
 from . import control_pb2 as messages
 
 SERVICE = "fleet_sparse.control.Control"
-CONTROL_VERSION = 7
+CONTROL_VERSION = 8
 """Version of the control plane, in `RegisterRequest`. It rises with new ops and actions of frames too."""
 MAX_MESSAGE_BYTES = 64 << 20  # of a request or reply, on both sides
 

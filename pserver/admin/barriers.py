@@ -85,6 +85,11 @@ class Barriers:
         """These barriers have opened for the rest of the job."""
         self._opened_once.update(names)
 
+    @property
+    def has_kept_open(self) -> bool:
+        """True once a barrier has opened for the rest of the job."""
+        return bool(self._opened_once)
+
     def stays_open(self, name: str) -> bool:
         """Returns whether a barrier has opened for the rest of the job."""
         return name in self._opened_once

@@ -187,6 +187,7 @@ class SaveService:
     async def begin(self, request: messages.BeginSaveRequest) -> messages.BeginSaveReply:
         """Answers BeginSave once the shard is cut, or cannot write this delta."""
         save_id = request.plan.save_id
+        self._membership.check_not_ended(f"save {request.plan.dirname!r}", request.client_id)
         self._check_not_ended(save_id)
         while (running := self._running) is not None and running.save.save_id != save_id:
             # A coordinator has one save at a time: it has given that one up.
@@ -250,6 +251,7 @@ class SaveService:
 
     async def report_position(self, request: messages.ReportPositionRequest) -> messages.ReportPositionReply:
         """Answers ReportPosition once the shard is cut, or the save has ended or did not begin in time."""
+        self._membership.check_not_ended(f"save {request.save_id}", request.client_id)
         deadline = time.monotonic() + self._positions_s
         while request.save_id not in self._ended:
             running = self._running

@@ -29,6 +29,7 @@ from fleet_sparse.errors import (
 )
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
+from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 
@@ -141,8 +142,10 @@ class ControlService:
             root=settings.root,
             lineages=lineages,
             on_snapshot=on_snapshot,
+            on_resumed=self._resume,
         )
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
+        self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
         self._num_loads_before: dict[int, int] = {}  # by worker: loads when its client registered first
         # When a worker was present last; None before the first. Those of a restarted pserver may be gone.
         self._alive_at = clock() if self._is_restart else None
@@ -302,6 +305,8 @@ class ControlService:
         if joined.is_new:
             self._num_loads_before[registrant.worker_index] = self._loads.num_kept
             self._give_up_snapshots(registrant.worker_index)
+        if joined.begins_job:
+            self._wake_barriers()  # at which workers of the job before wait
         return _Joining(registrant, joined.begins_job)
 
     async def _refuse(self, registrant: Registrant, error: Exception) -> None:
@@ -328,7 +333,7 @@ class ControlService:
             job_id=self._membership.job_id,
             resumed=resumed,
             is_supervised=self._is_supervised,
-            is_restart=self._is_restart,
+            is_restart=self._is_restart and not self._has_resumed,
             restored_seq=self._restored.get(client_id, 0),
         )
 
@@ -480,6 +485,9 @@ class ControlService:
         _log.info("worker 0 ends the job")
         self._stop()
         return messages.StopReply()
+
+    def _resume(self, manifest: Manifest) -> None:
+        self._resumed, self._has_resumed = ResumedJob(manifest), True
 
     # Posted to the data thread
 

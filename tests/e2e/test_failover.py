@@ -59,9 +59,9 @@ class RunningJob:
 
 
 @contextmanager
-def running_job(directory: Path, **variables: str) -> Iterator[RunningJob]:
+def running_job(directory: Path, script: str = SCRIPT, **variables: str) -> Iterator[RunningJob]:
     command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
-    command += ["--server_num", "2", "--worker_num", "2", str(SCRIPTS / SCRIPT)]
+    command += ["--server_num", "2", "--worker_num", "2", str(SCRIPTS / script)]
     with subprocess.Popen(
         command,
         cwd=directory,
@@ -159,3 +159,35 @@ def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path) -> None:
         job.finish()
         check_counts(job, 1, workers=[0])
         assert job.launcher.returncode == 0
+
+
+def losses_of_resumed_job(directory: Path, kills: Sequence[tuple[str, int]], **variables: str) -> list[dict[int, str]]:
+    """Runs the job, in which one process after the other is killed; returns the last loss of each step, by worker."""
+    directory.mkdir()
+    with running_job(directory, "resuming.py", FLEET_SPARSE_RESTARTS="10", **variables) as job:
+        for number, (role, index) in enumerate(kills, 1):
+            job.wait_for(lambda n=number: all(job.log(f"workerlog.{w}").count("waits\n") == n for w in range(2)))
+            os.kill(job.worker_pids(index)[-1] if role == "worker" else job.pserver_pid(index), signal.SIGKILL)
+            (directory / f"go{number}").touch()
+        job.wait_for(lambda: all("ended well" in job.log(f"workerlog.{worker}") for worker in range(2)))
+        assert job.launcher.wait(TIMEOUT_S) == 0
+        logs = [job.log(f"workerlog.{worker}") for worker in range(2)]
+    assert [log.count("resumes at") for log in logs] == [1 + len(kills)] * 2
+    return [{int(step): loss for step, loss in re.findall(r"^loss (\d+) (\S+)$", log, re.M)} for log in logs]
+
+
+@pytest.mark.guarantee("S8")
+@pytest.mark.parametrize(
+    ("rule", "clip", "kills"),
+    [
+        ("Adam", "", [("worker", 1), ("pserver", 0)]),
+        pytest.param("Adam", "1", [("pserver", 1), ("worker", 0)], marks=pytest.mark.slow),
+        *(pytest.param(rule, "", [("worker", 0)], marks=pytest.mark.slow) for rule in ("SGD", "Adagrad", "Momentum")),
+    ],
+)
+def test_killed_sync_job_has_the_losses_of_an_undisturbed_one(
+    tmp_path: Path, rule: str, clip: str, kills: Sequence[tuple[str, int]]
+) -> None:
+    undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [], RULE=rule, CLIP=clip)
+    assert [sorted(losses) for losses in undisturbed] == [list(range(1, 121))] * 2
+    assert losses_of_resumed_job(tmp_path / "killed", kills, RULE=rule, CLIP=clip, KILLS=str(len(kills))) == undisturbed

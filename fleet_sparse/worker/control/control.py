@@ -63,7 +63,9 @@ class ControlClient:
         self._registrar = Registrar(self._rpc, settings)
         self._liveness = Liveness(self._rpc, self._registrar, settings)
         self.identity: ClientIdentity = self._registrar.identity  # constant after construction
-        self.snapshots = SnapshotRpcs(self._rpc, settings, lambda: self._membership.worker_index)
+        self.snapshots = SnapshotRpcs(
+            self._rpc, settings, self.identity.client_id, lambda: self._membership.worker_index
+        )
         self._registering = threading.Lock()  # guards the registrar
         self._lock = threading.Lock()  # guards all below
         self._membership = Membership()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,25 @@ def test_discarded_load_changes_nothing(held: HeldControl) -> None:
     assert rows_in([held.shard], SGD) == before
     with pytest.raises(SnapshotError, match="load l"):
         held.call(messages.FinishLoadRequest(load_id="l", keep=True))
+
+
+def test_load_of_a_missing_snapshot_may_be_no_error(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    reply = held.call(messages.StageLoadRequest(dirname="model", load_id="l", missing_ok=True))
+    assert reply.is_missing
+    with pytest.raises(SnapshotError):
+        held.call(messages.FinishLoadRequest(load_id="l", keep=True))
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_later_registrations_continue_from_a_resumed_load(held: HeldControl, resumes: bool) -> None:
+    held.call(registration(SGD))
+    train(held, 7)
+    run(Coordinator(held).save)
+    held.call(messages.StageLoadRequest(dirname="model", load_id="l", missing_ok=True))
+    held.call(messages.FinishLoadRequest(load_id="l", keep=True, resumes=resumes))
+    resumed = held.call(registration(SGD)).resumed
+    assert (json.loads(resumed)["snapshot"] if resumed else "") == ("000001-full" if resumes else "")
 
 
 class SlowLoads:
