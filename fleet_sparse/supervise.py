@@ -2,7 +2,7 @@
 
 It imports little, so that it stays small. `Supervision` decides and `run` acts; `python -m fleet_sparse.supervise
 COMMAND...` runs a command. The two processes hold the ends of one socket: the child ends when the other end is closed,
-and writes lines to its own. Each line is a sign of life; `next OPTION VALUE` also sets an option of the next start,
+and writes lines to its own: `alive` is a sign of life, `next OPTION VALUE` sets an option of the next start,
 `loss` says that another process of the job is lost, and `restart after loss` that code 1 is not final then.
 """
 
@@ -33,7 +33,7 @@ _FINAL_CODES = (0, 1, 2)
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 _FAILED = 1
 _GIVEN_UP = 1
-_LOSS, _RESTART_AFTER_LOSS = "loss", "restart after loss"
+_ALIVE, _LOSS, _RESTART_AFTER_LOSS = "alive", "loss", "restart after loss"
 _LINE_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -83,7 +83,8 @@ class Supervision:
 
     def hear(self, line: str, now: float) -> None:
         """The child wrote a line."""
-        self._alive_at = now
+        if line == _ALIVE:
+            self._alive_at = now
         word, _, rest = line.partition(" ")
         if word == "next":
             option, _, value = rest.partition(" ")
@@ -314,7 +315,7 @@ class Lifeline:
                 ask(answered.set)
                 answered.wait()
                 answered.clear()
-                self.say("alive")
+                self.say(_ALIVE)
                 time.sleep(stall_s / _BEATS_PER_STALL)
 
         threading.Thread(target=run, name="signs of life", daemon=True).start()

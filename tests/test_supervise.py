@@ -256,6 +256,13 @@ def test_child_ends_when_its_supervisor_is_killed() -> None:
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
 
 
+def test_child_that_never_says_that_it_is_alive_may_be_silent() -> None:
+    child = "lifeline.restart_after_loss()\nlifeline.set_next('--a', 'b')\ntime.sleep(0.5)\nprint('end', flush=True)"
+    supervisor = supervisor_of(child, stall_s=0.1)
+    assert output_of(supervisor).split() == ["end"]
+    assert supervisor.returncode == 0
+
+
 def test_suspended_child_is_killed_and_started_again() -> None:
     child = "lifeline.say('alive')\nprint('start', flush=True)\nif not is_restart: os.kill(os.getpid(), signal.SIGSTOP)"
     supervisor = supervisor_of(child, stall_s=0.2)
