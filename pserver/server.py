@@ -68,7 +68,7 @@ class Options:
         is_read_only: True to serve the snapshots in `load_dirname` and train nothing.
         lifeline: Connection to the supervisor; None without one.
         generation: Generation of this start, below 2^32; None for the seconds of the wall clock.
-        is_restart: True if the supervisor started a pserver of this job before.
+        is_restart: True if workers had registered with the pserver that the supervisor started before.
         recover: Newest snapshot of the job, which takes the place of `load_dirname` and `load_tables`; None if the job
             has none yet.
         log_job_id: Identity of the job in the log if the settings have none.
@@ -162,7 +162,10 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
             supervised=None
             if options.lifeline is None
             else Supervised(
-                options.is_restart, options.recover is not None, partial(options.lifeline.set_next, "--recover")
+                options.is_restart,
+                options.recover is not None,
+                on_job=partial(options.lifeline.set_next, "--is-restart"),
+                on_snapshot=partial(options.lifeline.set_next, "--recover"),
             ),
         )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
@@ -276,6 +279,9 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
     started_at = time.monotonic()
     directory = resolve_under(settings.root, dirname)
     log, shard.log = shard.log, None
+    if options.recover is not None and not directory.names():
+        # A save whose end the former pserver did not see has replaced the snapshot.
+        directory = directory.parent()
     loaded = load(shard, directory, options.load_tables if options.recover is None else ())
     shard.log = log
     if log is not None:

@@ -31,10 +31,8 @@ def supervise(arguments: Sequence[str]) -> int:
     def command_of(start: Start) -> list[str]:
         command = [sys.executable, "-m", "fleet_sparse.pserver", *arguments]
         command += ["--generation", str(start.generation), "--log-job-id", job_id]
-        if start.is_restart:
-            command += ["--is-restart"]
         for option, value in start.options.items():
-            command += [option, value]
+            command += [option, value] if value else [option]
         return command
 
     return run(command_of, Supervision(settings.restarts, settings.stall_s), "the pserver")

@@ -274,7 +274,7 @@ class JobConnection:
 
     def _parse_resumed(self) -> Resumed:
         in_step = self._mode is not None and self._mode.kind == SYNC
-        resumed = next((each.resumed for each in self.registrations if not each.is_restart), "")
+        resumed = next((each.resumed for each in self.registrations if each.resumed or not each.is_restart), "")
         return parse_resumed(resumed, self.role.num_workers, in_step=in_step)
 
     def _register(self) -> list[Registration]:

@@ -11,7 +11,7 @@ from types import TracebackType
 import fleet_sparse
 from fleet_sparse.errors import ShardUnavailable, WorkerLost
 from fleet_sparse.settings import PREFIX
-from fleet_sparse.supervise import LIFELINE, Lifeline
+from fleet_sparse.supervise import LIFELINE, Lifeline, take_lifeline
 
 _RESTARTS = f"{PREFIX}RESTARTS"
 
@@ -24,15 +24,15 @@ _lifelines: list[Lifeline] = []
 def supervise_script() -> None:
     """Replaces the process of a worker by a supervisor of its script if FLEET_SPARSE_RESTARTS is set.
 
-    In the script that the supervisor starts, it only makes sure that the script ends with its supervisor.
+    In the script that the supervisor starts, it only makes sure that the script ends with its supervisor; in the
+    processes that this script starts, as `multiprocessing` does, it does nothing.
     """
-    lifeline = os.environ.pop(LIFELINE, None)
+    lifeline = take_lifeline()
     if lifeline is not None:
-        _lifelines.append(Lifeline(int(lifeline)))
-        _lifelines[0].end_with_supervisor()
-        sys.excepthook = _reporting_loss(_lifelines[0], sys.excepthook)
-        return
-    if os.environ.get("TRAINING_ROLE") != "TRAINER" or _RESTARTS not in os.environ:
+        _lifelines.append(lifeline)
+        lifeline.end_with_supervisor()
+        sys.excepthook = _reporting_loss(lifeline, sys.excepthook)
+    if LIFELINE in os.environ or os.environ.get("TRAINING_ROLE") != "TRAINER" or _RESTARTS not in os.environ:
         return
     sys.stdout.flush()
     sys.stderr.flush()

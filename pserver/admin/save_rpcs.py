@@ -105,7 +105,7 @@ class SaveService:
         root: Directory or URL under which snapshots lie.
         positions_s: Seconds that a save waits for the workers' positions.
         lineages: Snapshots of the job; those that are saved here are added.
-        on_snapshot: Called with the name of each complete snapshot that was committed.
+        on_snapshot: Called with the name of each complete snapshot with all rows that was committed.
         end_checkpoint: Returns when no checkpoint of the log is under way.
     """
 
@@ -382,12 +382,21 @@ class SaveService:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._on_data_thread(partial(running.save.end, committed_as))
             if committed_as is not None and running.save.is_complete:
-                self._on_snapshot(f"{running.plan.dirname}/{_plan_of(running.plan).name}")
+                self._note_snapshot(running)
             if committed_as is None and self._shard.shard_index == 0:
                 store, plan = self._store(running.plan.dirname), _plan_of(running.plan)
                 await in_thread(store.abandon, plan, running.save.save_id)
         finally:
             self._forget(running)
+
+    def _note_snapshot(self, running: _Running) -> None:
+        """Notes a complete snapshot. The job does not continue from one that lacks rows, nor from its deltas."""
+        plan = _plan_of(running.plan)
+        lineage = self._lineages[str(self._store(running.plan.dirname))]
+        if plan.base is None:
+            lineage.lacks_rows = running.save.lacks_rows
+        if not lineage.lacks_rows:
+            self._on_snapshot(f"{running.plan.dirname}/{plan.name}")
 
     def _forget(self, running: _Running) -> None:
         if self._running is running:

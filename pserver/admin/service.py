@@ -63,9 +63,11 @@ class Supervised(NamedTuple):
     """How a pserver was started that is started again when it dies."""
 
     is_restart: bool
-    """True if a pserver of this job was started before."""
+    """True if workers had registered with the pserver that was started before."""
     has_recovered: bool
     """True if the snapshot that was loaded is the newest of the job."""
+    on_job: Callable[[], None]
+    """Called when a worker has registered: a pserver that is started after that is a restarted one of its job."""
     on_snapshot: Callable[[str], None]
     """Called with the name of each snapshot that a restarted pserver would continue from."""
 
@@ -118,6 +120,7 @@ class ControlService:
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
         self._has_log = shard.log is not None
+        self._on_job = (lambda: None) if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
         if loaded is not None and supervised is not None and supervised.has_recovered:
             lineages[loaded.series].saved.add(loaded.manifest.number)
@@ -154,7 +157,8 @@ class ControlService:
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
         self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
         self._num_loads_before: dict[int, int] = {}  # by worker: loads when its client registered first
-        self._alive_at: float | None = None  # when a worker was present last; None before the first
+        # When a worker was present last; None before the first. Those of a restarted pserver may be gone.
+        self._alive_at = clock() if self._is_restart else None
         self._departed = Signal()  # sent when a connection of a worker ends
         self._registered = Signal()  # sent when a worker has registered
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
@@ -284,6 +288,7 @@ class ControlService:
             await self._refuse(registrant, error)
             raise
         joins = self._register_in_job(registrant)
+        self._on_job()
         resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
         if resumption is not None:
             self._membership.keep_open(resumption.open_barriers)
