@@ -120,7 +120,7 @@ class ControlService:
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
         self._has_log = shard.log is not None
-        self._on_job = (lambda: None) if supervised is None else supervised.on_job
+        self._on_job: Callable[[], object] = (lambda: None) if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
         if loaded is not None and supervised is not None and supervised.has_recovered:
             lineages[loaded.series].saved.add(loaded.manifest.number)
