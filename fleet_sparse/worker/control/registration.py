@@ -165,6 +165,7 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         reply.is_supervised,
         reply.is_restart,
         reply.restored_seq,
+        tuple(reply.open_barriers),
     )
 
 

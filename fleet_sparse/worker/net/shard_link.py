@@ -59,6 +59,8 @@ class Registration(NamedTuple):
     """True if it was started again in this job."""
     restored_seq: int = 0
     """Of a restarted one: the newest push of this client that it has."""
+    open_barriers: tuple[str, ...] = ()
+    """Of shard 0: the barriers that have opened for the rest of the job."""
 
 
 class Resumption(NamedTuple):
