@@ -49,6 +49,7 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
     generation: Annotated[int | None, typer.Option(hidden=True)] = None,
     is_restart: Annotated[bool, typer.Option("--is-restart", hidden=True)] = False,
     recover: Annotated[str | None, typer.Option(hidden=True)] = None,
+    log_job_id: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Serve one shard of every table until stopped. Settings are FLEET_SPARSE_* environment variables."""
     lifeline = take_lifeline()
@@ -76,6 +77,7 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
                 generation,
                 is_restart,
                 recover,
+                log_job_id,
             ),
             settings,
         )

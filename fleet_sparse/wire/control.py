@@ -16,6 +16,8 @@ from fleet_sparse.errors import (
     ErrorCode,
     FleetSparseError,
     InstallError,
+    LogCorrupt,
+    LogFull,
     PlanError,
     ProtocolError,
     PushRefused,
@@ -87,6 +89,8 @@ _STATUS_OF: dict[type[FleetSparseError], str] = {
     PushRefused: "INVALID_ARGUMENT",
     DatasetError: "INVALID_ARGUMENT",
     ProtocolError: "INVALID_ARGUMENT",
+    LogFull: "RESOURCE_EXHAUSTED",
+    LogCorrupt: "DATA_LOSS",
     SnapshotError: "FAILED_PRECONDITION",
     SnapshotCorrupt: "DATA_LOSS",
 }
@@ -96,6 +100,7 @@ _ATTRIBUTES_OF: dict[type[FleetSparseError], tuple[tuple[str, type], ...]] = {
     WorkerLost: (("worker_index", int),),
     DatasetError: (("path", str), ("line_number", int), ("slot", str)),
     ProtocolError: (("code", ErrorCode),),
+    LogCorrupt: (("path", str), ("offset", int)),
     SnapshotCorrupt: (("path", str), ("offset", int)),
 }
 

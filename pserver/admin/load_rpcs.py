@@ -19,6 +19,7 @@ from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
 from .background import in_thread, task_of
+from .checkpoints import Checkpoints
 from .lineage import Lineages
 from .root import resolve_under
 from .snapshot_loader import Loaded, load
@@ -60,6 +61,7 @@ class LoadService:
         root: Directory or URL under which snapshots lie.
         lineages: Snapshots of the job; loaded ones are added.
         on_snapshot: Called with the name of each snapshot that replaced the whole shard.
+        checkpoints: Checkpoints of the log, which has one of a loaded snapshot before its load is answered.
         on_resumed: Called with the manifest of each snapshot from which the job continues.
     """
 
@@ -72,6 +74,7 @@ class LoadService:
         root: str,
         lineages: Lineages,
         on_snapshot: Callable[[str], None],
+        checkpoints: Checkpoints,
         on_resumed: Callable[[Manifest], None],
     ) -> None:
         self._shard = shard
@@ -80,6 +83,7 @@ class LoadService:
         self._root = root
         self._lineages = lineages
         self._on_snapshot = on_snapshot
+        self._checkpoints = checkpoints
         self._on_resumed = on_resumed
         self._staged: _Staged | None = None
         self._kept: dict[str, list[messages.TableState]] = {}  # the newest load that was kept, by id
@@ -150,7 +154,9 @@ class LoadService:
 
     async def _swap(self, staged: _Staged, *, resumes: bool) -> None:
         try:
-            states = await self._on_data_thread(partial(self._swap_in, staged.shard))
+            async with self._checkpoints.held():
+                states = await self._on_data_thread(partial(self._swap_in, staged.shard))
+            await self._checkpoints.write()
             if staged.filled is not None:
                 loaded = staged.filled.result()
                 self._lineages[loaded.series].add_loaded(loaded.manifest.number)

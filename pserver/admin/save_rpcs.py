@@ -106,9 +106,10 @@ class SaveService:
         positions_s: Seconds that a save waits for the workers' positions.
         lineages: Snapshots of the job; those that are saved here are added.
         on_snapshot: Called with the name of each complete snapshot with all rows that was committed.
+        end_checkpoint: Returns when no checkpoint of the log is under way.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the parts of a pserver that a save needs
         self,
         shard: Shard,
         *,
@@ -119,6 +120,7 @@ class SaveService:
         positions_s: float,
         lineages: Lineages,
         on_snapshot: Callable[[str], None],
+        end_checkpoint: Callable[[], Awaitable[None]],
     ) -> None:
         self._shard = shard
         self._post = post
@@ -128,10 +130,16 @@ class SaveService:
         self._positions_s = positions_s
         self._lineages = lineages
         self._on_snapshot = on_snapshot
+        self._end_checkpoint = end_checkpoint
         self._running: _Running | None = None
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
         self._changed = Signal()  # sent when a save begins or ends
         self._is_stopping = False
+
+    @property
+    def is_saving(self) -> bool:
+        """True if a save is under way, or is ending."""
+        return self._running is not None
 
     def lose(self, worker: int) -> None:
         """Gives up the save that a worker coordinates: the worker is lost, or was started again."""
@@ -223,6 +231,7 @@ class SaveService:
                         f"save {running.plan.dirname!r}: worker {missing[0]} did not report its position within "
                         f"{self._positions_s:g} s. Look into its log; raise FLEET_SPARSE_POSITIONS_S if it is only slow"
                     )
+            await self._end_checkpoint()
             running.is_cut = await self._on_data_thread(partial(running.save.cut, self._membership.client_ids()))
         except BaseException:
             if running.ended is None:

@@ -36,8 +36,9 @@ from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 from ..endpoints import DataEndpoints
 from ..engine.shard import Shard, ShrunkTable
 from ..net.requests import Traffic
-from .background import Signal, task_of
+from .background import Signal, in_thread, task_of
 from .barriers import Contribution
+from .checkpoints import Checkpoints
 from .lineage import Lineage, Lineages
 from .load_rpcs import LoadService
 from .membership import Membership, Registrant
@@ -80,7 +81,8 @@ class ControlService:
         traffic: Bytes of the data plane, for `Stats`.
         data_endpoints: Addresses of the data plane, for workers.
         settings: Root of the snapshots, timeouts, and the id of the job.
-        stop: Ends the pserver; called at most once by each `Stop`, and when all workers died.
+        stop: Ends the pserver; called when all workers died.
+        finish: Ends the pserver, whose job has ended; called at most once by each `Stop`.
         loaded: The snapshot that the shard loaded at its start; None without one.
         supervised: How this pserver was started; None if nobody starts it again.
         clock: Returns monotonic time in seconds.
@@ -95,6 +97,7 @@ class ControlService:
         data_endpoints: DataEndpoints,
         settings: Settings,
         stop: Callable[[], None],
+        finish: Callable[[], None] | None = None,
         loaded: Loaded | None = None,
         supervised: Supervised | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -104,6 +107,7 @@ class ControlService:
         self._traffic = traffic
         self._data_endpoints = data_endpoints
         self._stop = stop
+        self._finish = stop if finish is None else finish
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
         self._orphaned_s = settings.orphaned_s
@@ -115,16 +119,20 @@ class ControlService:
         lineages = Lineages(Lineage)
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
+        self._has_log = shard.log is not None
         self._on_job: Callable[[], None] = _ignore if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
         if loaded is not None and supervised is not None and supervised.has_recovered:
             lineages[loaded.series].saved.add(loaded.manifest.number)
             loaded, restored = None, shard.ledger.watermarks()
         else:
-            restored = []
+            restored = shard.ledger.watermarks() if self._has_log and self._is_restart else []
         self._restored = {mark.client_id: mark.watermark for mark in restored}
         if loaded is not None:
             lineages[loaded.series].add_loaded(loaded.manifest.number)
+        self._checkpoints = Checkpoints(
+            shard, post=post, on_data_thread=self._on_data_thread, max_bytes=settings.checkpoint_bytes
+        )
         self._saves = SaveService(
             shard,
             post=post,
@@ -134,6 +142,7 @@ class ControlService:
             positions_s=settings.positions_s,
             lineages=lineages,
             on_snapshot=on_snapshot,
+            end_checkpoint=self._checkpoints.give_up,
         )
         self._loads = LoadService(
             shard,
@@ -142,6 +151,7 @@ class ControlService:
             root=settings.root,
             lineages=lineages,
             on_snapshot=on_snapshot,
+            checkpoints=self._checkpoints,
             on_resumed=self._resume,
         )
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
@@ -187,12 +197,15 @@ class ControlService:
         """Looks for lost workers periodically, until it is cancelled."""
         while True:
             self.find_lost_workers()
+            if not self._saves.is_saving:
+                self._checkpoints.begin_if_due()
             await asyncio.sleep(self._lost_check_s)
 
     def close(self) -> None:
         """Ends the work of other threads soon. Any thread may call it."""
         self._saves.close()
         self._loads.close()
+        self._checkpoints.close()
 
     def release_waiting(self) -> None:
         """Answers the calls that only wait for an event, so that the server can stop at once."""
@@ -271,6 +284,7 @@ class ControlService:
         except Exception as error:
             joins = self._register_in_job(registrant._replace(mode=None))
             await self._on_data_thread(partial(self._join, joins))
+            await self._sync_log()
             await self._refuse(registrant, error)
             raise
         joins = self._register_in_job(registrant)
@@ -281,6 +295,7 @@ class ControlService:
         self._registered.send()
         try:
             states = await self._on_data_thread(lambda: self._join(joins, specs, resumption))
+            await self._sync_log()
         except Exception as error:
             await self._refuse(registrant, error)
             raise
@@ -299,6 +314,11 @@ class ControlService:
             except SettingError:
                 if not await self._departed.wait(deadline):
                     raise
+
+    async def _sync_log(self) -> None:
+        """Returns when tables and workers are durable."""
+        if self._shard.log is not None:
+            await in_thread(self._shard.log.writer.sync)
 
     def _register_in_job(self, registrant: Registrant) -> _Joining:
         joined = self._membership.register(registrant, self._clock())
@@ -335,6 +355,7 @@ class ControlService:
             is_supervised=self._is_supervised,
             is_restart=self._is_restart and not self._has_resumed,
             restored_seq=self._restored.get(client_id, 0),
+            has_log=self._has_log,
             open_barriers=sorted(self._membership.open_barriers),
         )
 
@@ -457,7 +478,8 @@ class ControlService:
             except ValueError as error:
                 raise SnapshotError(f"shrink: {error}") from None
 
-        found = await self._on_data_thread(shrink)
+        async with self._checkpoints.held():
+            found = await self._on_data_thread(shrink)
         removals = [
             messages.ShrinkRemoval(
                 table=name, num_removed=each.num_removed, examples=each.examples, num_rows=shrunk.num_rows
@@ -484,7 +506,7 @@ class ControlService:
 
     async def _stop_call(self, request: messages.StopRequest) -> messages.StopReply:
         _log.info("worker 0 ends the job")
-        self._stop()
+        self._finish()
         return messages.StopReply()
 
     def _resume(self, manifest: Manifest) -> None:
@@ -509,7 +531,7 @@ class ControlService:
                 registrant.num_workers,
                 registrant.client_id,
                 mode,
-                begins_job=joining.begins_job,
+                begins_job=joining.begins_job and resumption is None,  # the shard continues the job if it has a log
             )
         if resumption is not None:
             self._shard.resume_worker(

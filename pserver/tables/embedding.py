@@ -46,6 +46,7 @@ class EmbeddingTable:
 
     is_selectable = True
     is_incremental = True
+    is_partly_assigned = False
 
     def __init__(self, spec: TableSpec, context: TableContext) -> None:
         self.spec = spec

@@ -115,6 +115,29 @@ def test_killed_pserver_costs_the_reported_pushes_only(tmp_path: Path, mode: str
         check_counts(job, steps_per_push)
 
 
+@pytest.mark.guarantee("W7")
+@pytest.mark.parametrize(
+    ("mode", "steps_per_push"),
+    [
+        ("async", 1),
+        ("sync", 1),
+        pytest.param("lag", 1, marks=pytest.mark.slow),
+        pytest.param("geo", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_pserver_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mode: str, steps_per_push: int) -> None:
+    with running_job(tmp_path, MODE=mode, FLEET_SPARSE_DURABILITY="log") as job:
+        job.wait_for_steps(100)
+        for shard in (1, 0, 1):
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+            job.wait_for_steps(100)
+        job.finish()
+        assert job.launcher.returncode == 0
+        for worker in range(2):
+            assert lost_pushes(job.log(f"workerlog.{worker}")) == {0: 0, 1: 0}
+        check_counts(job, steps_per_push)
+
+
 @pytest.mark.slow
 def test_suspended_pserver_is_replaced_after_the_stall_time(tmp_path: Path) -> None:
     with running_job(tmp_path, FLEET_SPARSE_STALL_S="2") as job:

@@ -131,6 +131,11 @@ class ControlClient:
         """True if this worker continues with a pserver that was started again."""
         return self._registrar.can_fail_over
 
+    @property
+    def is_sync(self) -> bool:
+        """True if this worker trains in sync mode."""
+        return self._registrar.is_sync
+
     def rejoin(self, shard: int, resumption: Resumption) -> Registration:
         """Registers this worker again with one pserver, which was started again.
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fleet_sparse.errors import (
     ErrorCode,
     FleetSparseError,
+    LogFull,
     ProtocolError,
     PushRefused,
     ShardUnavailable,
@@ -43,6 +44,8 @@ class LinkErrors(NamedTuple):
             return TableMismatch(text)
         if code is ErrorCode.READ_ONLY:
             return PushRefused(text)
+        if code is ErrorCode.LOG_FULL:
+            return LogFull(text)
         return ProtocolError(text, code=code)
 
     def job_ended(self, error: FrameError) -> FleetSparseError:
