@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.credentials import Credentials
-from fleet_sparse.errors import PlanError
+from fleet_sparse.errors import PlanError, SnapshotError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 ALLOWANCE_AGE_S = 1.0
 """Seconds for which a worker of several counts on the room that it found in a table of limited size."""
+_RESUME = "resume"
+"""The barrier that has opened in a job that has resumed."""
 
 
 class Role(NamedTuple):
@@ -133,6 +135,7 @@ class JobConnection:
             self.training = self._make_training(self._mode)
             undo.callback(self.training.close)
             self.resumed = self._parse_resumed()
+            self._has_resumed = _RESUME in registrations[0].open_barriers
             undo.pop_all()
 
     def join(self) -> None:
@@ -231,6 +234,20 @@ class JobConnection:
     def note_resumed(self) -> None:
         """Continues from the snapshot that the pservers loaded before the newest registration."""
         self.resumed = self._parse_resumed()
+
+    @contextmanager
+    def resuming(self) -> Iterator[bool]:
+        """Runs the block in which all workers resume; ends when all have ended it.
+
+        Yields:
+            False for a worker that takes its place in a job that has resumed: no other worker waits for it.
+        """
+        try:
+            yield not self._has_resumed
+        except (SnapshotError, TableMismatch):  # of worker 0 alone
+            self.control.barrier(_RESUME, once=True)
+            raise
+        self.control.barrier(_RESUME, once=True)
 
     def _since_beginning(self, progress: Progress) -> Progress:
         return self.resumed.plus(progress)

@@ -288,10 +288,11 @@ class Session:
                     "resume: this worker has trained already, and would train the same batches again. Call it before "
                     "the first step, right after fleet.init_worker()"
                 )
-        if self.snapshots.load(connection, dirname, scope, resumes=True, caller="resume"):
-            connection.note_resumed()
-        else:
-            self.snapshots.save(connection, dirname, caller="resume")
+        with connection.resuming() as is_with_others:
+            if is_with_others and self.snapshots.load(connection, dirname, scope, resumes=True, caller="resume"):
+                connection.note_resumed()
+            elif is_with_others:
+                self.snapshots.save(connection, dirname, caller="resume")
         return connection.resumed.step
 
     @property

@@ -86,9 +86,9 @@ class Barriers:
         self._opened_once.update(names)
 
     @property
-    def has_kept_open(self) -> bool:
-        """True once a barrier has opened for the rest of the job."""
-        return bool(self._opened_once)
+    def open_names(self) -> frozenset[str]:
+        """Names of the barriers that have opened for the rest of the job."""
+        return frozenset(self._opened_once)
 
     def stays_open(self, name: str) -> bool:
         """Returns whether a barrier has opened for the rest of the job."""

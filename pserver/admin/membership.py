@@ -256,7 +256,7 @@ class Membership:
             and worker.client_id != registrant.client_id
             and worker.mode is not None
             and worker.mode.is_step_synchronized
-            and self._barriers.has_kept_open
+            and bool(self._barriers.open_names)
         )
 
     def _begin_job(self, registrant: Registrant) -> None:
@@ -358,6 +358,11 @@ class Membership:
     def keep_open(self, names: Iterable[str]) -> None:
         """These barriers have opened for the rest of the job, before this pserver was started again."""
         self._barriers.keep_open(names)
+
+    @property
+    def open_barriers(self) -> frozenset[str]:
+        """Names of the barriers that have opened for the rest of the job."""
+        return self._barriers.open_names
 
     @property
     def num_opened(self) -> int:

@@ -120,7 +120,7 @@ class ControlService:
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
         self._has_log = shard.log is not None
-        self._on_job: Callable[[], object] = (lambda: None) if supervised is None else supervised.on_job
+        self._on_job: Callable[[], None] = _ignore if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
         if loaded is not None and supervised is not None and supervised.has_recovered:
             lineages[loaded.series].saved.add(loaded.manifest.number)
@@ -356,6 +356,7 @@ class ControlService:
             is_restart=self._is_restart and not self._has_resumed,
             restored_seq=self._restored.get(client_id, 0),
             has_log=self._has_log,
+            open_barriers=sorted(self._membership.open_barriers),
         )
 
     # Liveness
@@ -586,7 +587,7 @@ async def _unless_stopped(task: Future[_Result]) -> _Result:
     return task.result()
 
 
-def _ignore(snapshot: str) -> None:
+def _ignore(*_: object) -> None:
     """Nobody starts this pserver again."""
 
 

@@ -22,6 +22,7 @@ from ..engine.progress import NO_PROGRESS, Progress
 from ..engine.shard import Shard
 from ..tables.admission import statistics_of
 from ..tables.mutations import Assignment, DayEnd, Mutation, Push, Replacement, Shrink
+from ..tables.row_limit import MEMORY_USE
 from .log_format import Kind, Record, corrupt
 from .log_reader import LogReader
 
@@ -71,7 +72,8 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
         if is_cut:
             continue
         try:
-            _carry_out(shard, record, is_first=number == 0 and begins_with_state)
+            with MEMORY_USE.ignored():
+                _carry_out(shard, record, is_first=number == 0 and begins_with_state)
         except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
             what = f"record {record.head.lsn} cannot be replayed ({type(error).__name__}: {error})"
             raise corrupt(str(directory), what, 0) from error

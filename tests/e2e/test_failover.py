@@ -173,8 +173,9 @@ def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) ->
 
 
 @pytest.mark.guarantee("A6")
-def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path) -> None:
-    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3") as job:
+@pytest.mark.parametrize("resumes", ["", "1"], ids=["script that begins", "script that resumes"])
+def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: str) -> None:
+    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3", RESUMES=resumes) as job:
         job.wait_for_steps(50)
         os.kill(job.worker_pids(1)[0], signal.SIGKILL)
         job.wait_for(lambda: len(job.worker_pids(1)) == 2)

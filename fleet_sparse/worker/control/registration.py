@@ -167,6 +167,7 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         reply.is_restart,
         reply.restored_seq,
         reply.has_log,
+        tuple(reply.open_barriers),
     )
 
 

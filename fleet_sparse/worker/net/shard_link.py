@@ -61,6 +61,8 @@ class Registration(NamedTuple):
     """Of a restarted one: the newest push of this client that it has."""
     has_log: bool = False
     """True if every push that it answered survives its process."""
+    open_barriers: tuple[str, ...] = ()
+    """Of shard 0: the barriers that have opened for the rest of the job."""
 
 
 class Resumption(NamedTuple):

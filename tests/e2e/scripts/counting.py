@@ -1,6 +1,7 @@
 """Training in which each worker counts its steps in rows of its own, one a shard at least.
 
 It ends when a file `finish` exists; worker 0 saves after step 20. MODE is async, lag, geo or sync.
+With RESUMES all workers call `resume` first.
 """
 
 import itertools
@@ -30,6 +31,8 @@ if mode not in ("geo", "sync"):  # in geo training dense values have pushes of t
     loss += paddle.sum(linear(x, "w", 1.0, bias_attr=False))
 fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
 exe = start()
+if os.environ.get("RESUMES"):
+    fleet_sparse.resume("model")
 worker = fleet.worker_index()
 ids = np.arange(100 * worker, 100 * worker + 64)
 feed["ids"] = ids

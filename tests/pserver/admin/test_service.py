@@ -553,6 +553,13 @@ async def test_barrier_that_opened_before_the_restart_stays_open(restarted: Held
 
 
 @in_loop
+async def test_registration_names_the_barriers_that_stay_open(restarted: HeldControl) -> None:
+    reply = await restarted.start(resuming(5, "init_worker", "resume", num_workers=2))
+    assert list(reply.open_barriers) == ["init_worker", "resume"]
+    assert list((await restarted.start(registration(worker=1, num_workers=2))).open_barriers) == [*reply.open_barriers]
+
+
+@in_loop
 async def test_barrier_waits_for_workers_that_register_again(restarted: HeldControl) -> None:
     waiting = [asyncio.ensure_future(restarted.start(barrier(worker))) for worker in range(2)]
     await turns()

@@ -21,6 +21,7 @@ from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.log_format import Kind
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.tables import row_limit
 from fleet_sparse.pserver.tables.mutations import DayEnd
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Action, Block, Op
@@ -72,6 +73,14 @@ def test_async_pushes_of_rows_and_dense_values(tmp_path: Path) -> None:
     assert again.incarnation == shard.incarnation
     for each in (shard, again):
         close(each)
+
+
+def test_no_row_is_left_out_because_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    assert FrameClient(shard).push(push(SGD, ids_of(1, 2, 3), grads(3, 2))).error is None
+    monkeypatch.setattr(row_limit, "FRESH_S", -1.0)
+    monkeypatch.setattr(row_limit.MEMORY_USE, "read", lambda: 0.95)
+    check_equal(shard)
 
 
 def test_plain_frames_are_logged_as_they_lie_in_memory(tmp_path: Path) -> None:
