@@ -248,6 +248,21 @@ def test_onnxruntime_predicts_the_same_in_every_version(published):
             wait_for(expected, version)
 
 
+@pytest.mark.skipif(not HAS_ONNX, reason="needs fleet-sparse[onnx]")
+def test_onnxruntime_predicts_in_dynamic_mode_too(published):
+    with Predictor(str(published.directory)) as predictor:
+        (expected,) = predictor.run(published.feeds[-1]).outputs.values()
+    paddle.disable_static()
+    try:
+        with Predictor(str(published.directory), engine="onnxruntime") as predictor:
+            (found,) = predictor.run(published.feeds[-1]).outputs.values()
+            wait_for(predictor, published.publish())
+        assert paddle.in_dynamic_mode()
+    finally:
+        paddle.enable_static()
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
 class LosingChannel:
     """Loses requests and replies at random."""
 
