@@ -90,6 +90,10 @@ def test_rows_inside_the_process_follow_the_series(published):
         assert " and 9" in stats.last_failure
         assert stats.lag_s > 0
         shutil.rmtree(published.rows / bad)
+        while predictor.stats().last_failure:
+            time.sleep(0.01)
+        stats = predictor.stats()
+        assert (stats.version, stats.leading, stats.lag_s) == (newest, newest, 0.0)
         wait_for(predictor, published.publish(kind="full"))
         stats = predictor.stats()
         assert (stats.num_adopted, stats.last_failure, stats.lag_s) == (5, "", 0.0)
