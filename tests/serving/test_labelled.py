@@ -109,7 +109,7 @@ def test_ids_without_an_example_are_refused(num_more: int) -> None:
     with pytest.raises(SettingError, match=r"a\.npz: feed 'tags.lengths'"):
         predictions(RAGGED, summed, examples, "prob")
     examples.feed["tags.lengths"] = np.ones(5000)
-    with pytest.raises(SettingError, match="'tags.lengths': is float64"):
+    with pytest.raises(SettingError, match=r"'tags\.lengths': is float64"):
         predictions(RAGGED, summed, examples, "prob")
 
 
