@@ -92,7 +92,7 @@ def test_child_that_dies_after_a_stop_is_not_started_again() -> None:
     assert (decision.pause_s, decision.code) == (None, 128 + signal.SIGKILL)
 
 
-def test_child_that_a_passed_on_signal_ended_is_not_started_again() -> None:
+def test_child_that_a_passed_on_signal_ended_stays_ended() -> None:
     supervision = supervision_of()
     supervision.receive(signal.SIGHUP, 0.0)
     decision = supervision.end(-int(signal.SIGHUP), 1.0)

@@ -11,7 +11,7 @@ from support.shards import SGD, FrameClient, floats, ids_of, push
 from support.shards import make_shard as shard_of
 
 
-def test_restarted_pserver_continues_from_a_replaced_snapshot(tmp_path: Path) -> None:
+def test_restarted_pserver_takes_the_snapshot_that_replaced_its(tmp_path: Path) -> None:
     client = FrameClient(shard_of(SGD))
     client.push(push(SGD, ids_of(7), floats([1, 1])))
     save([client.shard], tmp_path / "model", save_id="one")
