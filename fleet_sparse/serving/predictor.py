@@ -247,7 +247,7 @@ class Predictor:
         with self._lock:
             self._stats = replace(self._stats, num_restarts=self._stats.num_restarts + 1)
         try:
-            self._adopt(gone, self._reader.await_usable(gone, deadline))
+            self._adopt(gone, self._reader.await_usable(gone, deadline), deadline)
         except ProtocolError as error:
             if error.code is not ErrorCode.VERSION_GONE:
                 raise
@@ -372,12 +372,12 @@ class Predictor:
         version = self._reader.newest()
         return self._reader.await_usable(NO_VERSION, deadline) if version is None else version
 
-    def _adopt(self, known: Version, version: Version) -> None:
+    def _adopt(self, known: Version, version: Version, deadline: float | None = None) -> None:
         """Adopts a version in place of `known`, unless another thread did; a network with its values is opened."""
         with self._adopting:
             if version == known or self._adopted.version != known:
                 return
-            network = self._network_of(version)
+            network = self._network_of(version, deadline)
             changed = None
             if self._cache is not None and known != NO_VERSION:
                 changed = self._reader.changed(version, known)
@@ -389,12 +389,12 @@ class Predictor:
         log = _log.info if version.number >= known.number else _log.warning
         log("predicts with snapshot %d (%016x) in place of %d", version.number, version.checksum, known.number)
 
-    def _network_of(self, version: Version) -> Network:
+    def _network_of(self, version: Version, deadline: float | None) -> Network:
         """Opens the network with the dense values of a version, and computes once with it."""
         values = dict(self._values)
         for array in self._model.dense:
             try:
-                reading = self._reader.read({}, [array.array], version=version)
+                reading = self._reader.read({}, [array.array], version=version, deadline=deadline)
             except ProtocolError as error:
                 if error.code is not ErrorCode.NOT_READY:
                     raise
