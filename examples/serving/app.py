@@ -35,7 +35,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from numpy.typing import NDArray
 
-from fleet_sparse.errors import ShardUnavailable
+from fleet_sparse.errors import FleetSparseError, ShardUnavailable
 from fleet_sparse.serving.model import EXAMPLES, ServedModel, Tensor, read_model, read_network_file
 from fleet_sparse.serving.predictor import Prediction, Predictor
 from fleet_sparse.snapshot.directory import Directory, directory_at
@@ -59,10 +59,11 @@ def create() -> FastAPI:
     directory = directory_at(model)
     served = read_model(directory)
     feed_when_ready = ready_feed(directory, served)
+    predictor = Predictor(model, os.environ[PSERVERS])
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with Predictor(model, os.environ[PSERVERS]) as predictor:
+        with predictor:
             app.state.predictor = predictor
             yield
 
@@ -249,7 +250,10 @@ def run_processes(listener: socket.socket, num_processes: int) -> None:
     try:
         for process in processes:
             process.start()
-        wait([process.sentinel for process in processes])
+        ended = wait([process.sentinel for process in processes])
+        for process in processes:
+            if process.sentinel in ended:
+                process.join()  # it has no exit code yet when its sentinel is ready
         sys.exit(max(abs(process.exitcode or 0) for process in processes))
     finally:
         for process in processes:
@@ -259,8 +263,12 @@ def run_processes(listener: socket.socket, num_processes: int) -> None:
 
 
 def run_process(listener: socket.socket) -> None:
-    """Serves in this process until it is told to end."""
-    uvicorn.Server(uvicorn.Config(create, factory=True, log_level="warning")).run([listener])
+    """Serves in this process until it is told to end. Without model or pservers it says why in one line."""
+    try:
+        app = create()
+    except FleetSparseError as error:
+        sys.exit(f"app.py: {error}")
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
 
 if __name__ == "__main__":
