@@ -61,6 +61,8 @@ _log = logging.getLogger(__name__)
 _AWAIT_TIMEOUT_S = 30.0  # longer than a pserver waits
 _AWAIT_S = 20.0
 _ATTACH_TIMEOUT_S, _ATTACH_PAUSE_S = 2.0, 0.1
+_SILENT_S = 1.0
+"""After this time of waiting for pservers the log says for which one."""
 _REFUSED_PAUSE_S = 1.0
 _ID_BYTES = 8
 
@@ -439,7 +441,9 @@ class PserverReader:
         Raises:
             FleetSparseError: One refused, or none of a shard was reached in time.
         """
-        deadline = time.monotonic() + self._settings.connect_s
+        begun_at = time.monotonic()
+        deadline = begun_at + self._settings.connect_s
+        is_silent = True
         with self._state:
             while (missing := self._replicas.missing_shard()) is not None:
                 refusals = [each for each in self._errors.values() if not isinstance(each, ShardUnavailable)]
@@ -448,7 +452,11 @@ class PserverReader:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise self._unavailable(missing, f"no pserver reached in {self._settings.connect_s:g} s")
-                self._state.wait(left_s)
+                if is_silent and time.monotonic() >= begun_at + _SILENT_S:
+                    is_silent = False
+                    where = f"shard {missing} at {'|'.join(self._of_shard[missing])}"
+                    _log.info("%s is not up yet, waiting for up to %g s", where, self._settings.connect_s)
+                self._state.wait(min(left_s, _SILENT_S) if is_silent else left_s)
 
     def _unavailable(self, shard: int, what: str) -> ShardUnavailable:
         endpoint = "|".join(self._of_shard[shard])
