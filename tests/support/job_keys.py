@@ -1,0 +1,25 @@
+"""Directories of keys for tests."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from fleet_sparse.keys import ROLES
+
+
+def make_keys(directory: Path, *, roles: tuple[str, ...] = ROLES, days: float = 365, signer: Any = None) -> Path:
+    """Writes keys as `fleet-sparse keys new`; those of negative days have expired."""
+    authority = pytest.importorskip("fleet_sparse.tools.authority", exc_type=ImportError)
+    signer = authority.new_authority() if signer is None else signer
+    if days > 0:
+        authority.write_keys(directory, signer, roles, days)
+    else:
+        with mock.patch.object(authority, "datetime") as clock:
+            clock.now.return_value = datetime.now(UTC) + timedelta(days=days - 1)
+            authority.write_keys(directory, signer, roles, 1)
+    return directory
