@@ -99,6 +99,7 @@ def serve(options: Options, settings: Settings) -> None:
     if options.lifeline is not None:
         options.lifeline.end_with_supervisor()
     chosen = _check(options, settings)
+    credentials = Credentials.of(settings, is_pserver=True)
     check_free(chosen.control)  # before kernels are compiled and a snapshot is loaded
     _log.info(
         "shard %d of %d starts: pid %d, root %s",
@@ -108,17 +109,18 @@ def serve(options: Options, settings: Settings) -> None:
         settings.root,
     )
     with ExitStack() as stack:
-        data_plane = _start(options, settings, chosen, stack)
+        data_plane = _start(options, settings, chosen, credentials, stack)
         data_plane.run()
     _log.info("shard %d stopped", options.shard)
 
 
-def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitStack) -> DataPlane:
+def _start(
+    options: Options, settings: Settings, chosen: Endpoints, credentials: Credentials, stack: ExitStack
+) -> DataPlane:
     """Starts everything but the loop of the data plane, which is returned; `stack` stops it."""
     started_at = time.monotonic()
     with nullcontext() if settings.rules else without_linear_algebra():  # rules of the user may have linear algebra
         warm_up(trains=False)
-    credentials = Credentials()
     shard: Shard | ReadOnlyShard
     loaded: Loaded | None = None
     if options.is_read_only:
@@ -132,7 +134,6 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         max_frame_bytes=settings.max_frame_bytes,
         streams=streams,
         zmq_host=ip_address_of(chosen.data_host) if streams is None else None,
-        credentials=credentials,
         straight_path=settings.straight_path,
     )
     stack.callback(data_plane.close)
@@ -160,7 +161,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
     stack.callback(control_plane.close)
-    if chosen.is_exposed:
+    if chosen.is_exposed and credentials.keys is None:
         stopped = threading.Event()
         threading.Thread(target=_warn, args=(chosen, stopped), name="warn", daemon=True).start()
         stack.callback(stopped.set)

@@ -145,7 +145,7 @@ class PserverReader:
         self._of_shard = endpoints_of(pservers)
         self.num_shards = len(self._of_shard)
         shards = [shard for shard, endpoints in enumerate(self._of_shard) for _ in endpoints]
-        self._credentials = Credentials()
+        self._credentials = Credentials.of(self._settings)
         self._endpoints = [each for some in self._of_shard for each in some]
         self._transport = transport or GrpcTransport(self._endpoints, self._credentials)
         self._open_channel = open_channel

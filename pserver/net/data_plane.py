@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import zmq
 
-from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
@@ -71,7 +70,6 @@ class DataPlane:
         max_frame_bytes: Largest frame to accept.
         streams: Stream connections; closed with the data plane.
         zmq_host: Address of this machine to bind a ZeroMQ socket to, at a port that the system chooses; None for none.
-        credentials: Credentials of this process.
         straight_path: As `Settings.straight_path`; a read-only shard has none.
 
     Attributes:
@@ -91,7 +89,6 @@ class DataPlane:
         max_frame_bytes: int,
         streams: Streams | None = None,
         zmq_host: str | None = None,
-        credentials: Credentials = NO_KEYS,
         straight_path: bool = Settings.straight_path,
     ) -> None:
         self._shard = shard
@@ -115,9 +112,9 @@ class DataPlane:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         if zmq_host is not None:
-            self._bind(zmq_host, credentials)
+            self._bind(zmq_host)
 
-    def _bind(self, host: str, credentials: Credentials) -> None:
+    def _bind(self, host: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, self._max_frame_bytes)
@@ -126,7 +123,6 @@ class DataPlane:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.setsockopt(zmq.LINGER, LAST_REPLIES_MS)
         self._socket.setsockopt(zmq.IPV6, ":" in host)
-        credentials.protect_zmq(self._socket)
         self._socket.copy_threshold = COPY_BELOW_BYTES
         address = f"[{host}]" if ":" in host else host
         try:

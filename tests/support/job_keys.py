@@ -9,7 +9,8 @@ from unittest import mock
 
 import pytest
 
-from fleet_sparse.keys import ROLES
+from fleet_sparse.credentials import Credentials
+from fleet_sparse.keys import PSERVER, ROLES, TRAINER, read_keys
 
 
 def make_keys(directory: Path, *, roles: tuple[str, ...] = ROLES, days: float = 365, signer: Any = None) -> Path:
@@ -23,3 +24,13 @@ def make_keys(directory: Path, *, roles: tuple[str, ...] = ROLES, days: float = 
             clock.now.return_value = datetime.now(UTC) + timedelta(days=days - 1)
             authority.write_keys(directory, signer, roles, 1)
     return directory
+
+
+def credentials_of(directory: Path, role: str) -> Credentials:
+    """Credentials of a process with the keys in a directory."""
+    return Credentials(read_keys(str(directory), role), role)
+
+
+def both_credentials(directory: Path) -> tuple[Credentials, Credentials]:
+    """Credentials of a pserver, and of a trainer."""
+    return credentials_of(directory, PSERVER), credentials_of(directory, TRAINER)
