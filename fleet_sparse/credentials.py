@@ -70,6 +70,12 @@ class Credentials:
         """Metadata of each call to the control plane."""
         return None if self.role == TRAINER or self.keys is not None else ((ROLE_KEY, self.role),)
 
+    def role_of(self, context: Any) -> str:
+        """Returns the role of the client of a call, from the context of a gRPC server."""
+        if self.keys is not None:
+            return bytes(context.auth_context().get("x509_common_name", (b"",))[0]).decode("utf-8", "replace")
+        return str(dict(context.invocation_metadata() or ()).get(ROLE_KEY, TRAINER))
+
     def grpc_channel(self, endpoint: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
         """Opens a channel to the control plane at `host:port`."""
         if self.keys is None:

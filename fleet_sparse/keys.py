@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fleet_sparse.errors import SettingError
+from fleet_sparse.errors import Forbidden, SettingError
 
 _log = logging.getLogger(__name__)
 
 PSERVER, TRAINER, READER, WATCHER = "pserver", "trainer", "reader", "watcher"
 ROLES = (PSERVER, TRAINER, READER, WATCHER)
 """The roles of a certificate: its common name."""
+UNREGISTERED = "unregistered"
+"""In the place of a role: the client has not registered."""
 AUTHORITY_FILE = "ca.pem"
 """The certificate of the authority that signed those of all roles. Its key is elsewhere."""
 SERVER_NAME = "pserver.fleet-sparse"
@@ -123,6 +125,18 @@ def authority_of(certificate_der: bytes) -> str:
     """Returns the fingerprint of the authority that a certificate, not verified, claims; `unknown` without one."""
     found = _AUTHORITY.search(certificate_der)
     return "unknown" if found is None else found[1].decode()
+
+
+def forbidden(where: str, role: str, what: str) -> Forbidden:
+    """Returns the error of a client whose role may not ask for something."""
+    if role == UNREGISTERED:
+        text = f"{where}: {what}: its client id is not registered here. Register it first"
+    else:
+        text = (
+            f"{where}: {what}: role {role!r} may not ask for it. If this process should, set FLEET_SPARSE_ROLE=trainer "
+            "and, if the job has keys, give it those of a trainer"
+        )
+    return Forbidden(text, role=role, what=what)
 
 
 _MAKE_NEW = "Make new keys with `fleet-sparse keys new`, or a certificate with `fleet-sparse keys add`"

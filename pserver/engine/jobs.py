@@ -6,6 +6,7 @@ from collections import deque
 
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.errors import ErrorCode
+from fleet_sparse.keys import READER
 from fleet_sparse.wire.frame_format import FrameError
 
 from ..refusal import Refusal
@@ -15,9 +16,7 @@ MAX_VISITORS = 1 << 16
 """Number of readers and tools that are remembered, newest first: a job may be asked for years."""
 
 _REPLACED = FrameError(ErrorCode.STALE_EPOCH, 0, "header: another process has taken the place of this worker")
-_VISITOR = FrameError(
-    ErrorCode.MALFORMED, 0, "header: its client is a reader or a tool, which cannot push. Register it as a worker"
-)
+_VISITOR = FrameError(ErrorCode.FORBIDDEN, 0, f"{READER} PUSH")
 
 
 class Jobs:

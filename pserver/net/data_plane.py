@@ -24,7 +24,7 @@ from fleet_sparse.wire.stream import Message
 
 from ..engine.shard import Shard
 from .protocol import AnyShard
-from .requests import Traffic, answer, deferred_answers
+from .requests import Traffic, answer, deferred_answers, forbid
 from .straight_path import StraightPath
 from .streams import Peer, Streams
 
@@ -107,6 +107,8 @@ class DataPlane:
         weakref.finalize(self, _close_both, self._woken, self.wake_fd)
         self._epoll = select.epoll()  # without streams, which have one of their own
         self._watch(self._woken)
+        if streams is not None:
+            streams.permits = self._permits
         self.traffic = Traffic()
         self.port = 0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -221,6 +223,13 @@ class DataPlane:
                 self._send_deferred()
             if self._tasks or self._stopping:
                 return
+
+    def _permits(self, peer: Peer, message: Message) -> bool:
+        """Returns whether a client that is no trainer may make a request; if not, it is told."""
+        refusal = forbid(self._shard, peer.role, message)
+        if refusal is not None:
+            peer.send(refusal.parts)
+        return refusal is None
 
     def _answer_message(self, streams: Streams, peer: Peer, message: Message) -> None:
         parts = streams.split(peer, message)

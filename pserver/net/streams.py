@@ -223,7 +223,7 @@ class Streams:
     Attributes:
         endpoint: Endpoint that workers connect to.
         ready: Peers that may have a request.
-        restrict: Called with each new peer that is no trainer.
+        permits: Returns whether a request of a client that is no trainer is passed on; if not, it has answered it.
 
     Raises:
         SettingError: The address cannot be bound.
@@ -249,7 +249,7 @@ class Streams:
         self._checked_at = time.monotonic()
         self._epoll = select.epoll()
         self._watched: list[int] = []
-        self.restrict: Callable[[Peer], None] = self._close
+        self.permits: Callable[[Peer, Message], bool] = lambda _peer, _message: False
         self._is_listening = False
         self._handshakes: Handshakes | None = None
         if credentials.keys is not None and credentials.has_keys_for(self.endpoint):
@@ -439,7 +439,15 @@ class Streams:
         self._epoll.register(peer, peer.events)
         self.connections[peer.fileno()] = peer
         if role != TRAINER:
-            self.restrict(peer)
+            peer.next_request = partial(self._next_permitted, peer)
+
+    def _next_permitted(self, peer: Peer) -> Message | None:
+        message = peer.connection.receive_message()
+        if message is None or self.permits(peer, message):
+            return message
+        if peer.connection.reader.begin < peer.connection.reader.end:
+            self._queue(peer)
+        return None
 
     def _watch(self, peer: Peer) -> None:
         if peer.is_broken:

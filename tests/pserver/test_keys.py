@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +14,18 @@ import grpc
 import numpy as np
 import pytest
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.credentials import Credentials
-from fleet_sparse.errors import SettingError, ShardUnavailable
+from fleet_sparse.errors import Forbidden, SettingError, ShardUnavailable
 from fleet_sparse.keys import TRAINER, read_keys
-from fleet_sparse.local_pservers import PserverProcess
-from fleet_sparse.settings import Settings
+from fleet_sparse.local_pservers import PserverProcess, local_pservers
+from fleet_sparse.settings import ClientRights, Settings
+from fleet_sparse.wire.control import ClientRole
 from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.job_keys import make_keys
@@ -148,3 +152,98 @@ def test_a_pserver_that_may_not_start_says_so_and_ends(
         process.kill()
         raise
     assert named in log_of(process).splitlines()[-1]
+
+
+def test_on_one_host_keys_protect_the_control_plane(keys: Path, tmp_path: Path) -> None:
+    ids, _ = Deduplicator(Placement.even(1)).unique([np.arange(100)], SGD.salt)
+    with local_pservers(1, root=tmp_path, environment={"FLEET_SPARSE_KEYS": str(keys)}) as pservers:
+        with connected(pservers.endpoints, [SGD], Settings(keys=str(keys)), mode=Mode()) as (_, client):
+            rows = np.empty((100, SGD.dim), np.float32)
+            client.pull([RowBatch(SGD, ids, rows)])
+            assert (rows == 0.5).all()
+        with ControlClient(pservers.endpoints, IMPATIENT) as control, pytest.raises(ShardUnavailable):
+            control.stats()
+
+
+# Roles
+
+
+def as_role(keys: Path, role: ClientRights) -> Settings:
+    return Settings(keys=str(keys), role=role)
+
+
+def what_is_forbidden(call: Callable[[], object]) -> tuple[str, str]:
+    with pytest.raises(Forbidden) as caught:
+        call()
+    return caught.value.role, caught.value.what
+
+
+def test_a_reader_registers_as_one_and_asks_for_stats(job: list[PserverProcess], keys: Path) -> None:
+    with ControlClient(endpoints(job), as_role(keys, "reader")) as control:
+        assert len(control.visit(ClientRole.READER)) == 2
+        assert len(control.stats()) == 2
+
+
+@pytest.mark.parametrize("role", ["reader", "watcher"])
+def test_a_reader_neither_trains_nor_stops_nor_shrinks(
+    job: list[PserverProcess], keys: Path, role: ClientRights
+) -> None:
+    with ControlClient(endpoints(job), as_role(keys, role)) as control:
+        registers = "Register as a worker" if role == "reader" else "Register"
+        assert what_is_forbidden(lambda: control.register([SGD], 0, 1)) == (role, registers)
+        assert what_is_forbidden(control.stop) == (role, "Stop")
+        assert what_is_forbidden(lambda: control.snapshots.shrink([Criterion("min_norm", 9.0)])) == (role, "Shrink")
+    assert all(process.process.poll() is None for process in job)
+
+
+def test_a_watcher_asks_for_stats_alone(job: list[PserverProcess], keys: Path) -> None:
+    with ControlClient(endpoints(job), as_role(keys, "watcher")) as control:
+        assert len(control.stats()) == 2
+        assert what_is_forbidden(lambda: control.visit(ClientRole.TOOL)) == ("watcher", "Register")
+
+
+@contextmanager
+def closed_forbidden(client: Client) -> Iterator[Client]:
+    """Closes a client with pushes to several shards, of which each is refused."""
+    yield client
+    with suppress(Forbidden):
+        client.close()
+
+
+@pytest.mark.parametrize(("role", "pulls"), [("reader", True), ("watcher", False)])
+def test_a_role_is_refused_on_the_data_plane(
+    job: list[PserverProcess], keys: Path, role: ClientRights, pulls: bool
+) -> None:
+    """Also if it knows the client id of a worker."""
+    ids, _ = Deduplicator(Placement.even(2)).unique([np.arange(100)], SGD.salt)
+    rows = np.empty((100, SGD.dim), np.float32)
+    settings = replace(IMPATIENT, keys=str(keys))
+    with ControlClient(endpoints(job), settings) as control:
+        registrations = control.register([SGD], 0, 1, Mode())
+        credentials = Credentials.of(as_role(keys, role))
+        channel = open_channel(registrations, settings, credentials)
+        with closed_forbidden(Client(channel, control.identity, registrations, Placement.even(2), settings)) as client:
+            if pulls:
+                client.pull([RowBatch(SGD, ids, rows)])
+                before = rows.copy()
+            else:
+                assert what_is_forbidden(lambda: client.pull([RowBatch(SGD, ids, rows)])) == (role, "PULL")
+
+            def push() -> None:
+                client.push([RowBatch(SGD, ids, np.ones_like(rows), 1.0, 1)])
+                client.flush()
+
+            assert what_is_forbidden(push) == (role, "PUSH")
+        if pulls:
+            channel = open_channel(registrations, settings, control.credentials)
+            with Client(channel, control.identity, registrations, Placement.even(2), settings) as trainer:
+                trainer.pull([RowBatch(SGD, ids, rows)])
+            assert (rows == before).all()
+
+
+def test_the_log_counts_refusals(job: list[PserverProcess], keys: Path) -> None:
+    num_lines = log_of(job[0]).count("\n")
+    with ControlClient(endpoints(job), as_role(keys, "watcher")) as control:
+        for _ in range(200):
+            what_is_forbidden(control.stop)
+    assert log_of(job[0]).count("\n") - num_lines < 20

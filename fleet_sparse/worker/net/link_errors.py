@@ -14,6 +14,7 @@ from fleet_sparse.errors import (
     TableMismatch,
     WorkerLost,
 )
+from fleet_sparse.keys import forbidden
 from fleet_sparse.wire.frame_format import FrameError, Op
 
 HOW_TO_FIND_NAN = "paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op"
@@ -43,6 +44,9 @@ class LinkErrors(NamedTuple):
             return TableMismatch(text)
         if code is ErrorCode.READ_ONLY:
             return PushRefused(text)
+        if code is ErrorCode.FORBIDDEN:  # its message is the role and what it asked for
+            role, _, what = message.partition(" ")
+            return forbidden(self.where, role, what)
         return ProtocolError(text, code=code)
 
     def job_ended(self, error: FrameError) -> FleetSparseError:
