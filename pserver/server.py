@@ -251,6 +251,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         max_pre_image_bytes=settings.max_pre_image_bytes,
         huge_pages=settings.huge_pages,
         row_limits=RowLimits(settings.max_rows, settings.max_bytes),
+        only_registered=True,
     )
     dirname = options.load_dirname if options.recover is None else options.recover
     if dirname is None:

@@ -28,6 +28,7 @@ from fleet_sparse.core.version import Version
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import (
     DatasetError,
+    ErrorCode,
     FleetSparseError,
     Forbidden,
     InstallError,
@@ -89,6 +90,7 @@ from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Op
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.link_errors import LinkErrors
 from fleet_sparse.worker.net.shard_link import ClientIdentity
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support import saves
@@ -947,6 +949,14 @@ def _forbidden(where: Path) -> None:
         ControlClient([f"127.0.0.1:{served.port}"], Settings(role="reader")) as control,
     ):
         control.stop()
+
+
+@entry(
+    Forbidden,
+    "shard 0 at 127.0.0.1:6000: PUSH: its client id is not registered here. Register it first",
+)
+def _unregistered(_: Path) -> None:
+    raise LinkErrors(0, "127.0.0.1:6000").refused(ErrorCode.FORBIDDEN, "unregistered PUSH")
 
 
 @entry(

@@ -26,6 +26,7 @@ from fleet_sparse.wire.control import ClientRole
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.shard_link import ClientIdentity
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.job_keys import make_keys
@@ -239,6 +240,19 @@ def test_a_role_is_refused_on_the_data_plane(
             with Client(channel, control.identity, registrations, Placement.even(2), settings) as trainer:
                 trainer.pull([RowBatch(SGD, ids, rows)])
             assert (rows == before).all()
+
+
+def test_a_client_id_that_did_not_register_is_refused(job: list[PserverProcess], keys: Path) -> None:
+    ids, _ = Deduplicator(Placement.even(2)).unique([np.arange(100)], SGD.salt)
+    rows = np.empty((100, SGD.dim), np.float32)
+    settings = replace(IMPATIENT, keys=str(keys))
+    with ControlClient(endpoints(job), settings) as control:
+        registrations = control.register([SGD], 0, 1, Mode())
+        channel = open_channel(registrations, settings, control.credentials)
+        stranger = ClientIdentity(b"s" * 16, 1)
+        with Client(channel, stranger, registrations, Placement.even(2), settings) as client:
+            found = what_is_forbidden(lambda: client.pull([RowBatch(SGD, ids, rows)]))
+    assert found == ("unregistered", "PULL")
 
 
 def test_the_log_counts_refusals(job: list[PserverProcess], keys: Path) -> None:
