@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 ROLE_KEY = "fleet-sparse-role"
 """Metadata of calls without keys: the role of the client, if it is no trainer."""
 _PROBE_S = 2.0
+_REFUSALS = ("certificate", "unknown ca")
+_NOT_TLS = ("wrong version number", "record layer failure", "packet length too long", "http request")
+"""Reasons of OpenSSL. Others, as the end of a pserver that is being started again, are no fault of keys."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,8 @@ class Credentials:
 
         It opens a connection of its own, since gRPC does not say.
         """
-        if self.keys is None:
-            return ""
-        context = self.keys.client_context()
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        keys = self.keys
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if keys is None else keys.client_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_alpn_protocols(["h2"])  # gRPC ends others
         try:
@@ -119,16 +120,21 @@ class Credentials:
                 context.wrap_socket(plain, server_hostname=SERVER_NAME) as stream,
             ):
                 theirs = authority_of(stream.getpeercert(binary_form=True) or b"")
-                if theirs != self.keys.authority:
-                    return f"its keys are of authority {theirs}, those of this process are of {self.keys.authority}"
+                if keys is None:
+                    return (
+                        f"it has keys, of authority {theirs}, and this process has none: FLEET_SPARSE_KEYS is not set"
+                    )
+                if theirs != keys.authority:
+                    return f"its keys are of authority {theirs}, those of this process are of {keys.authority}"
                 stream.recv(1)  # in TLS 1.3 the other side refuses after the handshake
         except ssl.SSLError as error:
-            reason = (error.reason or str(error)).replace("_", " ").lower()
-            if "alert" in reason:
-                return f"it refuses the certificate of this process, of authority {self.keys.authority} ({reason})"
-            return f"it has no keys, or no TLS ({reason})"
+            reason = (error.reason or "").replace("_", " ").lower()
+            if keys is not None and "alert" in reason and any(each in reason for each in _REFUSALS):
+                return f"it refuses the certificate of this process, of authority {keys.authority} ({reason})"
+            if keys is not None and any(each in reason for each in _NOT_TLS):
+                return f"it has no keys, and this process has those of authority {keys.authority}"
         except OSError:
-            return ""
+            pass
         return ""
 
 

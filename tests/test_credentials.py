@@ -122,3 +122,31 @@ def test_a_pserver_that_is_down_has_no_fault(tmp_path: Path) -> None:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
     assert credentials_of(make_keys(tmp_path / "keys"), TRAINER).fault_of(endpoint) == ""
     assert NO_KEYS.fault_of(endpoint) == ""
+
+
+def test_a_pserver_that_ends_meanwhile_has_no_fault(tmp_path: Path, serve: Serve) -> None:
+    """As one that is being started again: the worker tries again."""
+    endpoint = serve(lambda stream: None)
+    assert credentials_of(make_keys(tmp_path / "keys"), TRAINER).fault_of(endpoint) == ""
+    assert NO_KEYS.fault_of(endpoint) == ""
+
+
+def test_a_process_without_keys_is_told_that_the_pserver_has(tmp_path: Path, serve: Serve) -> None:
+    keys = make_keys(tmp_path / "keys")
+    assert read_keys(str(keys), TRAINER).authority in NO_KEYS.fault_of(serve(tls_server(keys)))
+
+
+def test_a_pserver_with_the_same_keys_has_no_fault(tmp_path: Path, serve: Serve) -> None:
+    keys = make_keys(tmp_path / "keys")
+    context = read_keys(str(keys), "pserver").server_context()
+
+    def handle(stream: socket.socket) -> None:
+        with context.wrap_socket(stream, server_side=True) as protected:
+            protected.sendall(b"settings")
+
+    assert credentials_of(keys, TRAINER).fault_of(serve(handle)) == ""
+
+
+def test_a_certificate_that_is_refused_is_told(tmp_path: Path, serve: Serve) -> None:
+    keys = make_keys(tmp_path / "keys")
+    assert "refuses" in credentials_of(keys, "pserver").fault_of(serve(tls_server(keys)))

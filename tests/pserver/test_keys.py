@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import Forbidden, SettingError, ShardUnavailable
 from fleet_sparse.keys import TRAINER, read_keys
 from fleet_sparse.local_pservers import PserverProcess, local_pservers
+from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import ClientRights, Settings
 from fleet_sparse.wire.control import ClientRole
 from fleet_sparse.worker.control.control import ControlClient
@@ -100,8 +102,8 @@ def test_a_worker_of_another_authority_is_told_both(job: list[PserverProcess], k
         control.register([SGD], 0, 1)
 
 
-def test_a_worker_without_keys_is_not_answered(job: list[PserverProcess]) -> None:
-    with ControlClient(endpoints(job), IMPATIENT) as control, pytest.raises(ShardUnavailable):
+def test_a_worker_without_keys_is_told(job: list[PserverProcess]) -> None:
+    with ControlClient(endpoints(job), Settings()) as control, pytest.raises(SettingError, match="FLEET_SPARSE_KEYS"):
         control.register([SGD], 0, 1)
 
 
@@ -162,7 +164,7 @@ def test_on_one_host_keys_protect_the_control_plane(keys: Path, tmp_path: Path) 
             rows = np.empty((100, SGD.dim), np.float32)
             client.pull([RowBatch(SGD, ids, rows)])
             assert (rows == 0.5).all()
-        with ControlClient(pservers.endpoints, IMPATIENT) as control, pytest.raises(ShardUnavailable):
+        with ControlClient(pservers.endpoints, IMPATIENT) as control, pytest.raises(SettingError):
             control.stats()
 
 
@@ -253,6 +255,16 @@ def test_a_client_id_that_did_not_register_is_refused(job: list[PserverProcess],
         with Client(channel, stranger, registrations, Placement.even(2), settings) as client:
             found = what_is_forbidden(lambda: client.pull([RowBatch(SGD, ids, rows)]))
     assert found == ("unregistered", "PULL")
+
+
+def test_handshakes_that_fail_do_not_fill_the_log(job: list[PserverProcess]) -> None:
+    num_lines = log_of(job[0]).count("\n")
+    streams = re.findall(r"data plane tcp:(\S+)", log_of(job[0]))
+    for endpoint in (job[0].endpoint, *streams):
+        for _ in range(100):
+            with socket.create_connection(Address.parse(endpoint), 20.0) as stream:
+                stream.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    assert log_of(job[0]).count("\n") - num_lines < 20
 
 
 def test_the_log_counts_refusals(job: list[PserverProcess], keys: Path) -> None:

@@ -20,6 +20,7 @@ from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, MAX_MESSAGE_BYT
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
+_CLOSED = "Socket closed"
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # pservers are inside
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -101,12 +102,14 @@ class GrpcTransport:
         for channel in self._channels:
             channel.close()
 
-    def _check_keys(self, shard: int) -> None:
-        """Checks, for a pserver that was not reached, that its keys are not the cause.
+    def _check_keys(self, shard: int, details: str) -> None:
+        """Checks, for a pserver that was not reached, that keys are not the cause.
 
         Raises:
             SettingError: They are.
         """
+        if self._credentials.keys is None and _CLOSED not in details:
+            return  # a pserver with keys ends plain connections
         endpoint = self._endpoints[shard]
         if fault := self._credentials.fault_of(endpoint):
             raise SettingError(
@@ -115,7 +118,7 @@ class GrpcTransport:
 
 
 class _GrpcCall:
-    def __init__(self, future: Any, check_keys: Callable[[], None]) -> None:
+    def __init__(self, future: Any, check_keys: Callable[[str], None]) -> None:
         self._future = future
         self._check_keys = check_keys
 
@@ -125,7 +128,7 @@ class _GrpcCall:
         except grpc.RpcError as error:
             found = _error_of(error)
             if isinstance(found, Unreachable):
-                self._check_keys()
+                self._check_keys(str(found))
             raise found from None
         except grpc.FutureCancelledError:
             raise Unreachable("the connection was closed") from None
