@@ -159,6 +159,12 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("% of one-touch ids with a row", 2, "once_with_row", 0.01),
         key("AUC", 4, "auc"),
     ),
+    "log": (
+        key("ms a push", 2, "median_ms"),
+        key("p99, ms", 2, "p99_ms"),
+        key("s to continue", 2, "seconds"),
+        key("MB of log", 0, "num_bytes", MEGA),
+    ),
     "local": tuple(
         key(f"{library}, ms a cycle", 2, library, MS)
         for library in ("fleet_sparse, a store", "NumPy", "PaddlePaddle", "PyTorch")

@@ -12,6 +12,8 @@ FleetSparseError
 ├─ Forbidden              the role of this process may not ask for this: use other keys      .role .what
 ├─ DatasetError           a file of a data set, or its pipe_command, is wrong               .path .line_number .slot
 ├─ ProtocolError          bytes on the wire are wrong, or of another version                .code
+├─ LogFull                the disk of a pserver's log has no room; no row was changed
+├─ LogCorrupt             bytes of a pserver's log are wrong                                .path .offset
 └─ SnapshotError          a snapshot cannot be written or read
    └─ SnapshotCorrupt     bytes on disk are wrong                                           .path .offset
 ```
@@ -88,6 +90,24 @@ class Forbidden(FleetSparseError):
         self.what = what
 
 
+class LogFull(FleetSparseError):
+    """The disk of a pserver's log had no room for a push until it was given up; the push changed no row."""
+
+
+class LogCorrupt(FleetSparseError):
+    """The log of a pserver has wrong bytes, or belongs to another shard.
+
+    Attributes:
+        path: Path of the file.
+        offset: Byte offset of the first record that is wrong.
+    """
+
+    def __init__(self, message: str, *, path: str, offset: int) -> None:
+        super().__init__(message)
+        self.path = path
+        self.offset = offset
+
+
 class DatasetError(FleetSparseError):
     """A file of a data set cannot be read, its `pipe_command` failed, or a line is malformed.
 
@@ -125,6 +145,7 @@ class ErrorCode(IntEnum):
     FORBIDDEN = 16  # the role of the client may not ask for this
     VERSION_GONE = 17  # a read-only pserver does not have the version; carries the newest one
     READ_ONLY = 18  # the pserver serves snapshots and answers reads alone
+    LOG_FULL = 19  # the disk of the log has no room for the push
 
 
 class ProtocolError(FleetSparseError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ from fleet_sparse.custom_rules import add_rules
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
-from fleet_sparse.supervise import LIFELINE, UNKNOWN_ERROR, Lifeline
+from fleet_sparse.supervise import UNKNOWN_ERROR, take_lifeline
 
 from .server import Options, serve
 from .supervised import SUPERVISED
@@ -50,10 +49,10 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
     generation: Annotated[int | None, typer.Option(hidden=True)] = None,
     is_restart: Annotated[bool, typer.Option("--is-restart", hidden=True)] = False,
     recover: Annotated[str | None, typer.Option(hidden=True)] = None,
+    log_job_id: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Serve one shard of every table until stopped. Settings are FLEET_SPARSE_* environment variables."""
-    number = os.environ.pop(LIFELINE, None)
-    lifeline = None if number is None else Lifeline(int(number))
+    lifeline = take_lifeline()
     try:
         settings = Settings.from_environment()
         add_rules(settings.rules)
@@ -78,6 +77,7 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
                 generation,
                 is_restart,
                 recover,
+                log_job_id,
             ),
             settings,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import resource
@@ -24,12 +25,13 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
-from fleet_sparse.settings import Settings
+from fleet_sparse.settings import LOGGED, Settings
 from fleet_sparse.snapshot.store import is_snapshot, served_chain
 from fleet_sparse.supervise import Lifeline
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
 from .admin.grpc_server import ControlPlane
+from .admin.log_recovery import close_log, log_directory, start_log, write_checkpoint
 from .admin.root import resolve_under
 from .admin.service import ControlService, Supervised
 from .admin.snapshot_loader import Loaded, load
@@ -66,9 +68,10 @@ class Options:
         is_read_only: True to serve the snapshots in `load_dirname` and train nothing.
         lifeline: Connection to the supervisor; None without one.
         generation: Generation of this start, below 2^32; None for the seconds of the wall clock.
-        is_restart: True if the supervisor started a pserver of this job before.
+        is_restart: True if workers had registered with the pserver that the supervisor started before.
         recover: Newest snapshot of the job, which takes the place of `load_dirname` and `load_tables`; None if the job
             has none yet.
+        log_job_id: Identity of the job in the log if the settings have none.
     """
 
     shard: int
@@ -84,6 +87,7 @@ class Options:
     generation: int | None = None
     is_restart: bool = False
     recover: str | None = None
+    log_job_id: str = ""
 
 
 def serve(options: Options, settings: Settings) -> None:
@@ -128,6 +132,8 @@ def _start(
     else:
         shard, loaded = make_shard(options, settings)
     stack.callback(shard.close)
+    if isinstance(shard, Shard) and shard.log is not None:
+        stack.callback(close_log, shard.log)
     streams = _streams(chosen, settings, credentials)
     data_plane = DataPlane(
         shard,
@@ -152,11 +158,15 @@ def _start(
             data_endpoints=endpoints,
             settings=settings,
             stop=data_plane.stop,
+            finish=partial(_finish, shard, data_plane),
             loaded=loaded,
             supervised=None
             if options.lifeline is None
             else Supervised(
-                options.is_restart, options.recover is not None, partial(options.lifeline.set_next, "--recover")
+                options.is_restart,
+                options.recover is not None,
+                on_job=partial(options.lifeline.set_next, "--is-restart"),
+                on_snapshot=partial(options.lifeline.set_next, "--recover"),
             ),
         )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
@@ -188,6 +198,13 @@ def _start(
         options.lifeline.set_next("--control", str(bound))
         options.lifeline.beat(data_plane.post, settings.stall_s)
     return data_plane
+
+
+def _finish(shard: Shard, data_plane: DataPlane) -> None:
+    """Ends a pserver whose job has ended: nothing continues from its log."""
+    if shard.log is not None:
+        shard.log.is_finished = True
+    data_plane.stop()
 
 
 def _follow(
@@ -234,12 +251,13 @@ def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) ->
 
 
 def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | None]:
-    """Makes the shard that the options name and loads the snapshot into it, if one is named.
+    """Makes the shard that the options name. It continues from its log; else it loads the snapshot, if one is named.
 
     Kernels should be warm: see `warm_up`.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
+        LogCorrupt, LogFull, SettingError: As `start_log`.
     """
     shard = Shard(
         options.shard,
@@ -253,12 +271,23 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         row_limits=RowLimits(settings.max_rows, settings.max_bytes),
         only_registered=True,
     )
+    if settings.durability in LOGGED:
+        of_log = settings if settings.job_id else dataclasses.replace(settings, job_id=options.log_job_id)
+        if start_log(shard, log_directory(of_log, options.shard, options.num_shards), of_log):
+            return shard, None
     dirname = options.load_dirname if options.recover is None else options.recover
     if dirname is None:
         return shard, None
     started_at = time.monotonic()
     directory = resolve_under(settings.root, dirname)
+    log, shard.log = shard.log, None
+    if options.recover is not None and not directory.names():
+        # A save whose end the former pserver did not see has replaced the snapshot.
+        directory = directory.parent()
     loaded = load(shard, directory, options.load_tables if options.recover is None else ())
+    shard.log = log
+    if log is not None:
+        write_checkpoint(shard)
     _log.info(
         "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
         loaded.num_rows,

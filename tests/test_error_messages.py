@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import resource
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -13,6 +15,7 @@ from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import paddle
@@ -32,6 +35,8 @@ from fleet_sparse.errors import (
     FleetSparseError,
     Forbidden,
     InstallError,
+    LogCorrupt,
+    LogFull,
     PlanError,
     ProtocolError,
     PushRefused,
@@ -63,6 +68,7 @@ from fleet_sparse.plugin.static.minimize import minimize
 from fleet_sparse.plugin.static.sequence_pool import wrap_sequence_pool
 from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
 from fleet_sparse.pserver.admin.grpc_server import ControlPlane
+from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.membership import Membership, Registrant
 from fleet_sparse.pserver.admin.root import resolve_under
 from fleet_sparse.pserver.admin.snapshot_loader import load
@@ -71,6 +77,7 @@ from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.pserver.read_only import content as read_only_content
 from fleet_sparse.pserver.read_only.service import ReadOnlyService
 from fleet_sparse.pserver.read_only.shard import ReadOnlyShard, check_same
+from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.serving.exported_rows import RowChoice, check_choice, stored_rows
 from fleet_sparse.serving.labelled import read_labelled, target_of
 from fleet_sparse.serving.model import ServedModel, Table, Tensor, read_model
@@ -99,8 +106,9 @@ from support.controls import HeldControl, registration
 from support.coordinators import Coordinator, run
 from support.in_process import QUICK, InProcessCluster
 from support.job_keys import make_keys
+from support.logs import close, logged_shard, small_writer
 from support.paddle_plugin import plugin
-from support.shards import DENSE, SGD, FrameClient, floats, ids_of, make_shard, push
+from support.shards import ADAM, DENSE, SGD, FrameClient, floats, ids_of, make_shard, push
 from support.sources import ROOT
 from support.steps import SYNC_MODE
 
@@ -1067,6 +1075,63 @@ def _cluster(_: Path) -> None:
         others = [each._replace(cluster_id=5) for each in cluster.registrations()]
         with Client(cluster.channel, ClientIdentity(bytes(16), 1), others, cluster.placement, QUICK) as client:
             pulled(cluster, client, cluster.table, [1])
+
+
+# Logs
+
+
+@entry(
+    LogFull,
+    "<dir>: the disk has no room for a segment of <...> MiB of the log. Free some, or set FLEET_SPARSE_LOG to another "
+    "disk",
+)
+def _no_room_for_a_segment(where: Path) -> None:
+    with mock.patch("os.posix_fallocate", side_effect=OSError(errno.ENOSPC, "no space")):
+        small_writer(where)
+
+
+@entry(
+    LogFull,
+    "shard 0 at pserver:0: log '<dir>/log': the disk has had no room for 300 s (FLEET_SPARSE_FAILOVER_S). Free some, "
+    "or set FLEET_SPARSE_LOG to another disk",
+)
+def _no_room_for_a_push(where: Path) -> None:
+    shard = logged_shard(where / "log", SGD, failover_s=300.0)
+    assert shard.log is not None
+    shard.log.writer.full_since = time.monotonic() - 301
+    try:
+        shard.log.check_waits()
+    except Refusal as refusal:
+        raise LinkErrors(0, "pserver:0", lambda: "").refused(refusal.error.code, refusal.error.message) from None
+    finally:
+        close(shard)
+
+
+@entry(
+    LogCorrupt,
+    "<dir>/log/00000000000000000001.fsl: a record with a wrong checksum, at byte 64. Start the job from its newest "
+    "snapshot, without this log",
+)
+def _changed_record(where: Path) -> None:
+    close(logged_shard(where / "log", SGD, ADAM))
+    path = where / "log" / "00000000000000000001.fsl"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    logged_shard(where / "log")
+
+
+@entry(
+    LogCorrupt,
+    "<dir>/log/<...>.fsl: the segment of the checkpoint is missing, at byte 0. Start the job from its newest "
+    "snapshot, without this log",
+)
+def _missing_segment(where: Path) -> None:
+    shard = logged_shard(where / "log", SGD)
+    write_checkpoint(shard)
+    close(shard)
+    next((where / "log").glob("0*.fsl")).unlink()
+    logged_shard(where / "log")
 
 
 # Snapshots

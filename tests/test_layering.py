@@ -31,7 +31,17 @@ MAY_IMPORT = {
     },
     "models": {"plugin", "core"},
     "tools": {"plugin", "serving", "worker", "wire", "snapshot", "core", "local_pservers", "warm_up"},
-    "cli": {"tools", "serving", "snapshot", "core", "local_pservers", "warm_up", "kernel_cache", "custom_rules"},
+    "cli": {
+        "tools",
+        "serving",
+        "snapshot",
+        "core",
+        "local_pservers",
+        "warm_up",
+        "kernel_cache",
+        "custom_rules",
+        "pserver",
+    },
     # The modules beside the parts.
     "counts": set(),
     "credentials": set(),

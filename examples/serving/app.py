@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.errors import ShardUnavailable
 from fleet_sparse.serving.model import EXAMPLES, ServedModel, Tensor, read_model, read_network_file
+from fleet_sparse.serving.npz_file import WRONG_NPZ
 from fleet_sparse.serving.predictor import Prediction, Predictor
 from fleet_sparse.snapshot.directory import Directory, directory_at
 
@@ -85,7 +86,7 @@ def create() -> FastAPI:
         is_npz = request.headers.get("content-type", "").partition(";")[0].strip() == NPZ
         body = await body_of(request)
         feed = feed_of_npz(body) if is_npz else feed_of_json(served, json_of(body))
-        check_batch(feed, max_batch)
+        check_batch(served, feed, max_batch)
         prediction = await run_in_threadpool(app.state.predictor.run, feed)
         return npz_answer(prediction) if is_npz else JSONResponse(json_answer(prediction))
 
@@ -170,14 +171,14 @@ def feed_of_npz(body: bytes) -> dict[str, NDArray[Any]]:
             raise TooLarge(f"request: its arrays have {num_bytes} bytes, should have at most {MAX_BYTES}")
         with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
+    except WRONG_NPZ as error:
         raise ValueError(f"request: is not an npz file of arrays ({error})") from None
 
 
-def check_batch(feed: Mapping[str, Any], max_batch: int) -> None:
-    """Raises TooLarge if an input has more than `max_batch` examples."""
+def check_batch(model: ServedModel, feed: Mapping[str, Any], max_batch: int) -> None:
+    """Raises TooLarge if an input has more than `max_batch` examples; the ids of fields of variable length are more."""
     for name, array in feed.items():
-        if np.ndim(array) and len(array) > max_batch:
+        if name not in model.ragged and np.ndim(array) and len(array) > max_batch:
             raise TooLarge(f"feed {name!r}: has {len(array)} examples, should have at most {max_batch}")
 
 

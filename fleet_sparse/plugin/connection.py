@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.errors import PlanError
+from fleet_sparse.errors import PlanError, SnapshotError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.failover import Failover
 from fleet_sparse.worker.control.position_reporter import PositionReporter
-from fleet_sparse.worker.control.resumed import parse_resumed
+from fleet_sparse.worker.control.resumed import Resumed, parse_resumed
 from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, DenseReplica
 from fleet_sparse.worker.modes.geo import GeoTraining
-from fleet_sparse.worker.modes.step import Training
+from fleet_sparse.worker.modes.step import Progress, Training
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 ALLOWANCE_AGE_S = 1.0
 """Seconds for which a worker of several counts on the room that it found in a table of limited size."""
+_RESUME = "resume"
+"""The barrier that has opened in a job that has resumed."""
 
 
 class Role(NamedTuple):
@@ -130,9 +132,8 @@ class JobConnection:
             self._mode = catalog.mode
             self.training = self._make_training(self._mode)
             undo.callback(self.training.close)
-            in_step = self._mode is not None and self._mode.kind == SYNC
-            resumed = next((each.resumed for each in registrations if not each.is_restart), "")
-            self.resumed = parse_resumed(resumed, role.num_workers, in_step=in_step)
+            self.resumed = self._parse_resumed()
+            self._has_resumed = _RESUME in registrations[0].open_barriers
             undo.pop_all()
 
     def join(self) -> None:
@@ -145,7 +146,9 @@ class JobConnection:
             for warning in self.resumed.warnings(self._catalog.tables):
                 logger.warning(warning)
         else:
-            self._reporter = PositionReporter(self.control, lambda: self.training, self.resumed.plus, self._settings)
+            self._reporter = PositionReporter(
+                self.control, lambda: self.training, self._since_beginning, self._settings
+            )
         if self._mode is not None and self._mode.is_step_synchronized:
             # A step waits for a worker that is slow, and would wait for one that never registers.
             self.control.barrier("init_worker", once=True)
@@ -226,6 +229,27 @@ class JobConnection:
             self.training.note_states(self.states())
         return self.registrations
 
+    def note_resumed(self) -> None:
+        """Continues from the snapshot that the pservers loaded before the newest registration."""
+        self.resumed = self._parse_resumed()
+
+    @contextmanager
+    def resuming(self) -> Iterator[bool]:
+        """Runs the block in which all workers resume; ends when all have ended it.
+
+        Yields:
+            False for a worker that takes its place in a job that has resumed: no other worker waits for it.
+        """
+        try:
+            yield not self._has_resumed
+        except (SnapshotError, TableMismatch):  # of worker 0 alone
+            self.control.barrier(_RESUME, once=True)
+            raise
+        self.control.barrier(_RESUME, once=True)
+
+    def _since_beginning(self, progress: Progress) -> Progress:
+        return self.resumed.plus(progress)
+
     def register_late(self) -> None:
         """Registers what was declared after this worker connected; returns once the pservers know it."""
         is_late = self._catalog.has_unregistered or self._mode is not self._catalog.mode
@@ -262,6 +286,11 @@ class JobConnection:
                 self._reporter.stop()
             end.callback(self.control.close)  # ends the call in which the reporter waits
             end.callback(self.client.close)
+
+    def _parse_resumed(self) -> Resumed:
+        in_step = self._mode is not None and self._mode.kind == SYNC
+        resumed = next((each.resumed for each in self.registrations if each.resumed or not each.is_restart), "")
+        return parse_resumed(resumed, self.role.num_workers, in_step=in_step)
 
     def _register(self) -> list[Registration]:
         """Registers; a table whose registration fails stays to be registered."""

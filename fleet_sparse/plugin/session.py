@@ -279,6 +279,22 @@ class Session:
 
     # Resuming
 
+    def resume(self, dirname: str, scope: Any) -> int:
+        """As `save_calls.resume`; `scope` is that of the dense parameters."""
+        connection = self.connection("resume")
+        with connection.training.quiesce(self.settings.barrier_s) as point:
+            if point.passed[-1].position is not None:
+                raise PlanError(
+                    "resume: this worker has trained already, and would train the same batches again. Call it before "
+                    "the first step, right after fleet.init_worker()"
+                )
+        with connection.resuming() as is_with_others:
+            if is_with_others and self.snapshots.load(connection, dirname, scope, resumes=True, caller="resume"):
+                connection.note_resumed()
+            elif is_with_others:
+                self.snapshots.save(connection, dirname, caller="resume")
+        return connection.resumed.step
+
     @property
     def resumed(self) -> Resumed:
         """Position of this worker in the snapshot that the pservers began with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,25 @@ from numpy.typing import NDArray
 
 from fleet_sparse.errors import SettingError
 
+WRONG_NPZ = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,  # an unknown compression
+    RuntimeError,  # encrypted
+    MemoryError,  # a header with a shape that is too large
+)
+"""What NumPy and zipfile raise for a file that is no `.npz` file of arrays, or is damaged."""
+
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Returns the arrays of a file by name.
 
     Raises:
-        SettingError: It cannot be read, is no `.npz` file, or has objects in it.
+        SettingError: It cannot be read, is no `.npz` file, is damaged, or has objects in it.
     """
     try:
         with path.open("rb") as file:
@@ -25,7 +39,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
             if not isinstance(opened, np.lib.npyio.NpzFile):
                 raise ValueError("it has one array without a name")
             return {name: opened[name] for name in opened.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except WRONG_NPZ as error:
         raise SettingError(f"{path}: cannot be read: {error}. It should be a file of numpy.savez") from error
 
 

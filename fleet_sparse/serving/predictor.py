@@ -440,13 +440,21 @@ class Predictor:
         while not self._stopping.is_set():
             known = self._adopted.version
             try:
-                self._adopt(known, self._reader.await_version(known, _LOOK_S))
+                version = self._reader.await_version(known, _LOOK_S)
+                self._adopt(known, version)
+                if version == known:
+                    self._forget_failure()  # what failed is not there any more
                 self._note_lag()
             except Exception as error:
                 if self._stopping.is_set():
                     return
                 self._note_failure(error)
                 self._stopping.wait(_RETRY_S)
+
+    def _forget_failure(self) -> None:
+        if self._stats.last_failure:
+            with self._lock:
+                self._stats = replace(self._stats, last_failure="")
 
     def _note_failure(self, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"

@@ -294,7 +294,10 @@ class PserverReader:
             except ProtocolError as error:
                 if version is not None or error.code is not ErrorCode.VERSION_GONE:
                     raise
-            self._current = self.await_usable(wanted, deadline)
+            usable = self.await_usable(wanted, deadline)
+            with self._state:
+                if self._current == wanted:  # another thread may have gone on
+                    self._current = usable
 
     def changed(self, version: Version, before: Version) -> dict[str, NDArray[np.int64]] | None:
         """Returns the ids whose rows may differ between two versions, by name of the table.
@@ -572,6 +575,8 @@ class PserverReader:
                 retry_s=settings.retry_s,
             )
             while not tries.is_done:
+                if self._closed.is_set():
+                    raise self._unavailable(tries.pending_shard, f"the reader was closed before the {op.name}")
                 if self._refresh_channel():
                     tries.begin_again()
                 now = time.monotonic()
@@ -584,7 +589,7 @@ class PserverReader:
                     if tries.is_gone(now):
                         raise _gone(version)
                     wait_until = min(tries.wait_until(), deadline)
-                    if now >= deadline or self._closed.is_set():
+                    if now >= deadline:
                         text = f"no answer to a {op.name} until the deadline"
                         raise self._unavailable(tries.pending_shard, text)
                     attached = [self._attached[replica] for _, replica in sends]
@@ -678,7 +683,8 @@ class PserverReader:
             if not self._is_stale:
                 return False
             self._is_stale = False
-            attached = dict(self._attached)
+            # A replica that was lost since gets its connection when it is attached again.
+            attached = {index: each for index, each in self._attached.items() if self._replicas[index].is_attached}
             self._lost.clear()
         settings = self._settings
         if self._channel is not None:

@@ -38,7 +38,7 @@ class SeriesReader:
     Attributes:
         tables: Specs of these tables, by name.
         arrays: Specs of the dense arrays, by name.
-        leading: The newest version that was found.
+        leading: The version that was found last, held or not.
         num_failovers: 0.
         problems: None.
 
@@ -123,9 +123,9 @@ class SeriesReader:
         if name is None:
             raise SnapshotError(f"{self._store}: it has no snapshot any more; snapshot {known.number} is still used")
         version = version_of(self._store.manifest(name))
+        self.leading = version
         if version == known:
             return
-        self.leading = version
         self._held = {known: self._newest}
         reader = self._opened(name)
         self._check_same(name, reader)

@@ -17,6 +17,8 @@ from fleet_sparse.errors import (
     FleetSparseError,
     Forbidden,
     InstallError,
+    LogCorrupt,
+    LogFull,
     PlanError,
     ProtocolError,
     PushRefused,
@@ -31,7 +33,7 @@ from fleet_sparse.errors import (
 from . import control_pb2 as messages
 
 SERVICE = "fleet_sparse.control.Control"
-CONTROL_VERSION = 7
+CONTROL_VERSION = 8
 """Version of the control plane, in `RegisterRequest`. It rises with new ops and actions of frames too."""
 MAX_MESSAGE_BYTES = 64 << 20  # of a request or reply, on both sides
 
@@ -89,6 +91,8 @@ _STATUS_OF: dict[type[FleetSparseError], str] = {
     Forbidden: "PERMISSION_DENIED",
     DatasetError: "INVALID_ARGUMENT",
     ProtocolError: "INVALID_ARGUMENT",
+    LogFull: "RESOURCE_EXHAUSTED",
+    LogCorrupt: "DATA_LOSS",
     SnapshotError: "FAILED_PRECONDITION",
     SnapshotCorrupt: "DATA_LOSS",
 }
@@ -99,6 +103,7 @@ _ATTRIBUTES_OF: dict[type[FleetSparseError], tuple[tuple[str, type], ...]] = {
     Forbidden: (("role", str), ("what", str)),
     DatasetError: (("path", str), ("line_number", int), ("slot", str)),
     ProtocolError: (("code", ErrorCode),),
+    LogCorrupt: (("path", str), ("offset", int)),
     SnapshotCorrupt: (("path", str), ("offset", int)),
 }
 

@@ -85,6 +85,11 @@ class Barriers:
         """These barriers have opened for the rest of the job."""
         self._opened_once.update(names)
 
+    @property
+    def open_names(self) -> frozenset[str]:
+        """Names of the barriers that have opened for the rest of the job."""
+        return frozenset(self._opened_once)
+
     def stays_open(self, name: str) -> bool:
         """Returns whether a barrier has opened for the rest of the job."""
         return name in self._opened_once

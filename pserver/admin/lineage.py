@@ -13,14 +13,17 @@ class Lineage:
     Attributes:
         loaded: Number of the newest snapshot that the job loaded; 0 for none.
         saved: Numbers of the snapshots that the job saved.
+        lacks_rows: True if the newest full snapshot was saved without some of the rows that its pservers had.
     """
 
     loaded: int = 0
     saved: set[int] = field(default_factory=set)
+    lacks_rows: bool = False
 
     def add_loaded(self, number: int) -> None:
         """The job continues from a snapshot."""
         self.loaded = max(self.loaded, number)
+        self.lacks_rows = False
 
     def has(self, number: int) -> bool:
         """Returns whether a snapshot belongs to the job."""

@@ -92,6 +92,8 @@ class Membership:
         self._modes: Counter[Mode] = Counter()  # of workers that are not lost
         self._index_of: dict[bytes, int] = {}  # worker of a client, as registered last
         self._connections: Counter[bytes] = Counter()  # open ones by client
+        self._ended: set[bytes] = set()  # clients of the job before
+        self._ended_by = 0  # the worker that began the present one
         self._barriers = Barriers(unseen_after_s, self._workers)
 
     @property
@@ -157,6 +159,8 @@ class Membership:
                 f"{where}: {conflict}, and workers of that job are connected. Give this job ports of its own; if both "
                 "are one job, set FLEET_SPARSE_JOB_ID to the same value on all its processes"
             )
+        if index not in self._present and self._ends_job(registrant):
+            return  # it begins the next one
         if registrant.job_id not in (0, self._job_id):
             raise SettingError(
                 f"{where}: it belongs to job {registrant.job_id:016x}, worker {min(self._present)} that is connected "
@@ -210,8 +214,8 @@ class Membership:
     def register(self, registrant: Registrant, now: float) -> Joined:
         """Registers a worker.
 
-        A new client has passed no barrier. If no other worker is present it begins a job, and the workers of the one
-        before are forgotten.
+        A new client has passed no barrier. It begins a job, and the workers of the one before are forgotten, if no
+        other worker is present, or if it takes the place of one in a job with steps, which cannot be completed then.
 
         Raises:
             SettingError: As `check` and `check_mode`.
@@ -221,7 +225,7 @@ class Membership:
         worker = self._workers.get(index)
         newest = (client_id, registrant.client_epoch)
         is_known = worker is not None and (worker.client_id, worker.client_epoch) == newest
-        begins_job = not is_known and not self._has_others(index)
+        begins_job = not is_known and (not self._has_others(index) or self._ends_job(registrant))
         if begins_job:
             self._begin_job(registrant)
         self.check_mode(registrant)
@@ -230,6 +234,7 @@ class Membership:
             worker = self._workers[index] = _Worker(client_id, registrant.client_epoch, None, now)
             self._index_of[client_id] = index
             self._finished.pop(index, None)
+            self._ended.discard(client_id)
         worker.is_refused = False
         self._forget_loss(index)
         self._set_mode(worker, registrant.mode or worker.mode)
@@ -243,7 +248,20 @@ class Membership:
         """Returns whether a worker besides this one is present."""
         return len(self._present) > (index in self._present)
 
+    def _ends_job(self, registrant: Registrant) -> bool:
+        """Returns whether a process takes the place of a worker whose job counts steps and is past its start."""
+        worker = self._workers.get(registrant.worker_index)
+        return (
+            worker is not None
+            and worker.client_id != registrant.client_id
+            and worker.mode is not None
+            and worker.mode.is_step_synchronized
+            and bool(self._barriers.open_names)
+        )
+
     def _begin_job(self, registrant: Registrant) -> None:
+        self._ended_by = registrant.worker_index
+        self._ended = {worker.client_id for worker in self._workers.values()}
         for index in list(self._workers):
             self._remove(index)
         self._finished.clear()
@@ -342,6 +360,11 @@ class Membership:
         self._barriers.keep_open(names)
 
     @property
+    def open_barriers(self) -> frozenset[str]:
+        """Names of the barriers that have opened for the rest of the job."""
+        return self._barriers.open_names
+
+    @property
     def num_opened(self) -> int:
         """Number of barriers that have opened."""
         return self._barriers.num_opened
@@ -377,6 +400,7 @@ class Membership:
             WorkerLost: A worker is lost, or one never registered in the time that it has. The barrier does not count
                 this one any more.
         """
+        self.check_not_ended(f"barrier {name!r}", client_id)
         worker = self._workers.get(worker_index) or self._finished.get(worker_index)
         if worker is None or worker.client_id != client_id:
             raise SettingError(f"barrier {name!r}: worker {worker_index} is not registered, or has finished")
@@ -424,6 +448,23 @@ class Membership:
         """Returns whether others waited at another barrier when a worker passed the barrier `name` last."""
         worker = self._workers.get(worker_index)
         return worker is not None and worker.passages.alone.get(name, False)
+
+    def check_not_ended(self, where: str, client_id: bytes) -> None:
+        """Checks that a client is no worker of the job before the present one.
+
+        Args:
+            where: What it asks for, for messages.
+            client_id: The client.
+
+        Raises:
+            WorkerLost: It is.
+        """
+        if client_id in self._ended:
+            raise WorkerLost(
+                f"{where}: worker {self._ended_by} was started again, and the job of this process has ended. Start all "
+                "workers again",
+                worker_index=self._ended_by,
+            )
 
     def withdraw(self, name: str, sequence: int, worker_index: int) -> None:
         """A worker does not wait at a barrier any more. One that has passed stays so."""

@@ -29,14 +29,16 @@ from fleet_sparse.errors import (
 )
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
+from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 
 from ..endpoints import DataEndpoints
 from ..engine.shard import Shard, ShrunkTable
 from ..net.requests import Traffic
-from .background import Signal, task_of
+from .background import Signal, in_thread, task_of
 from .barriers import Contribution
+from .checkpoints import Checkpoints
 from .lineage import Lineage, Lineages
 from .load_rpcs import LoadService
 from .membership import Membership, Registrant
@@ -61,9 +63,11 @@ class Supervised(NamedTuple):
     """How a pserver was started that is started again when it dies."""
 
     is_restart: bool
-    """True if a pserver of this job was started before."""
+    """True if workers had registered with the pserver that was started before."""
     has_recovered: bool
     """True if the snapshot that was loaded is the newest of the job."""
+    on_job: Callable[[], None]
+    """Called when a worker has registered: a pserver that is started after that is a restarted one of its job."""
     on_snapshot: Callable[[str], None]
     """Called with the name of each snapshot that a restarted pserver would continue from."""
 
@@ -77,7 +81,8 @@ class ControlService:
         traffic: Bytes of the data plane, for `Stats`.
         data_endpoints: Addresses of the data plane, for workers.
         settings: Root of the snapshots, timeouts, and the id of the job.
-        stop: Ends the pserver; called at most once by each `Stop`, and when all workers died.
+        stop: Ends the pserver; called when all workers died.
+        finish: Ends the pserver, whose job has ended; called at most once by each `Stop`.
         loaded: The snapshot that the shard loaded at its start; None without one.
         supervised: How this pserver was started; None if nobody starts it again.
         clock: Returns monotonic time in seconds.
@@ -92,6 +97,7 @@ class ControlService:
         data_endpoints: DataEndpoints,
         settings: Settings,
         stop: Callable[[], None],
+        finish: Callable[[], None] | None = None,
         loaded: Loaded | None = None,
         supervised: Supervised | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -101,6 +107,7 @@ class ControlService:
         self._traffic = traffic
         self._data_endpoints = data_endpoints
         self._stop = stop
+        self._finish = stop if finish is None else finish
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
         self._orphaned_s = settings.orphaned_s
@@ -112,15 +119,20 @@ class ControlService:
         lineages = Lineages(Lineage)
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
+        self._has_log = shard.log is not None
+        self._on_job: Callable[[], None] = _ignore if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
         if loaded is not None and supervised is not None and supervised.has_recovered:
             lineages[loaded.series].saved.add(loaded.manifest.number)
             loaded, restored = None, shard.ledger.watermarks()
         else:
-            restored = []
+            restored = shard.ledger.watermarks() if self._has_log and self._is_restart else []
         self._restored = {mark.client_id: mark.watermark for mark in restored}
         if loaded is not None:
             lineages[loaded.series].add_loaded(loaded.manifest.number)
+        self._checkpoints = Checkpoints(
+            shard, post=post, on_data_thread=self._on_data_thread, max_bytes=settings.checkpoint_bytes
+        )
         self._saves = SaveService(
             shard,
             post=post,
@@ -130,6 +142,7 @@ class ControlService:
             positions_s=settings.positions_s,
             lineages=lineages,
             on_snapshot=on_snapshot,
+            end_checkpoint=self._checkpoints.give_up,
         )
         self._loads = LoadService(
             shard,
@@ -138,10 +151,14 @@ class ControlService:
             root=settings.root,
             lineages=lineages,
             on_snapshot=on_snapshot,
+            checkpoints=self._checkpoints,
+            on_resumed=self._resume,
         )
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
+        self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
         self._num_loads_before: dict[int, int] = {}  # by worker: loads when its client registered first
-        self._alive_at: float | None = None  # when a worker was present last; None before the first
+        # When a worker was present last; None before the first. Those of a restarted pserver may be gone.
+        self._alive_at = clock() if self._is_restart else None
         self._departed = Signal()  # sent when a connection of a worker ends
         self._registered = Signal()  # sent when a worker has registered
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
@@ -180,12 +197,15 @@ class ControlService:
         """Looks for lost workers periodically, until it is cancelled."""
         while True:
             self.find_lost_workers()
+            if not self._saves.is_saving:
+                self._checkpoints.begin_if_due()
             await asyncio.sleep(self._lost_check_s)
 
     def close(self) -> None:
         """Ends the work of other threads soon. Any thread may call it."""
         self._saves.close()
         self._loads.close()
+        self._checkpoints.close()
 
     def release_waiting(self) -> None:
         """Answers the calls that only wait for an event, so that the server can stop at once."""
@@ -264,15 +284,18 @@ class ControlService:
         except Exception as error:
             joins = self._register_in_job(registrant._replace(mode=None))
             await self._on_data_thread(partial(self._join, joins))
+            await self._sync_log()
             await self._refuse(registrant, error)
             raise
         joins = self._register_in_job(registrant)
+        self._on_job()
         resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
         if resumption is not None:
             self._membership.keep_open(resumption.open_barriers)
         self._registered.send()
         try:
             states = await self._on_data_thread(lambda: self._join(joins, specs, resumption))
+            await self._sync_log()
         except Exception as error:
             await self._refuse(registrant, error)
             raise
@@ -292,11 +315,18 @@ class ControlService:
                 if not await self._departed.wait(deadline):
                     raise
 
+    async def _sync_log(self) -> None:
+        """Returns when tables and workers are durable."""
+        if self._shard.log is not None:
+            await in_thread(self._shard.log.writer.sync)
+
     def _register_in_job(self, registrant: Registrant) -> _Joining:
         joined = self._membership.register(registrant, self._clock())
         if joined.is_new:
             self._num_loads_before[registrant.worker_index] = self._loads.num_kept
             self._give_up_snapshots(registrant.worker_index)
+        if joined.begins_job:
+            self._wake_barriers()  # at which workers of the job before wait
         return _Joining(registrant, joined.begins_job)
 
     async def _refuse(self, registrant: Registrant, error: Exception) -> None:
@@ -323,8 +353,10 @@ class ControlService:
             job_id=self._membership.job_id,
             resumed=resumed,
             is_supervised=self._is_supervised,
-            is_restart=self._is_restart,
+            is_restart=self._is_restart and not self._has_resumed,
             restored_seq=self._restored.get(client_id, 0),
+            has_log=self._has_log,
+            open_barriers=sorted(self._membership.open_barriers),
         )
 
     # Liveness
@@ -446,7 +478,8 @@ class ControlService:
             except ValueError as error:
                 raise SnapshotError(f"shrink: {error}") from None
 
-        found = await self._on_data_thread(shrink)
+        async with self._checkpoints.held():
+            found = await self._on_data_thread(shrink)
         removals = [
             messages.ShrinkRemoval(
                 table=name, num_removed=each.num_removed, examples=each.examples, num_rows=shrunk.num_rows
@@ -473,8 +506,11 @@ class ControlService:
 
     async def _stop_call(self, request: messages.StopRequest) -> messages.StopReply:
         _log.info("worker 0 ends the job")
-        self._stop()
+        self._finish()
         return messages.StopReply()
+
+    def _resume(self, manifest: Manifest) -> None:
+        self._resumed, self._has_resumed = ResumedJob(manifest), True
 
     # Posted to the data thread
 
@@ -495,7 +531,7 @@ class ControlService:
                 registrant.num_workers,
                 registrant.client_id,
                 mode,
-                begins_job=joining.begins_job,
+                begins_job=joining.begins_job and resumption is None,  # the shard continues the job if it has a log
             )
         if resumption is not None:
             self._shard.resume_worker(
@@ -551,7 +587,7 @@ async def _unless_stopped(task: Future[_Result]) -> _Result:
     return task.result()
 
 
-def _ignore(snapshot: str) -> None:
+def _ignore(*_: object) -> None:
     """Nobody starts this pserver again."""
 
 

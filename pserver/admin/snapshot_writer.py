@@ -67,6 +67,11 @@ class Save:
         return not self._names
 
     @property
+    def lacks_rows(self) -> bool:
+        """True if rows may be left out."""
+        return bool(self._left_out)
+
+    @property
     def table_names(self) -> tuple[str, ...]:
         """Names of the saved tables that can be loaded alone, once the save is cut."""
         return tuple(table.spec.name for table, _ in self._saved if table.is_selectable)

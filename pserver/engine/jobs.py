@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from typing import Any
 
-from fleet_sparse.core.mode import Mode
+import msgspec
+
+from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.keys import READER, UNREGISTERED
 from fleet_sparse.wire.frame_format import PULLS, FrameError, Op
@@ -18,6 +21,43 @@ MAX_VISITORS = 1 << 16
 
 _REPLACED = FrameError(ErrorCode.STALE_EPOCH, 0, "header: another process has taken the place of this worker")
 _VISITOR = FrameError(ErrorCode.FORBIDDEN, 0, f"{READER} PUSH")
+
+
+class JobsState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a log keeps of the jobs of a shard. Client ids are in hexadecimal digits.
+
+    Attributes:
+        clients: Client of each worker.
+        replaced: Clients that another one has replaced.
+        ended: Why the job before the current one failed: code, number and message; None if it did not.
+        mode: Mode of the current job, as JSON; None if steps are not counted, as all that follows.
+        num_workers: Number of workers of the current job.
+        members: Worker of each client that takes part in its steps.
+        steps: Newest step that each worker pushed.
+        failure: Why it failed, as `ended`.
+    """
+
+    clients: dict[int, str]
+    replaced: list[str]
+    ended: tuple[int, int, str] | None = None
+    mode: str | None = None
+    num_workers: int = 0
+    members: dict[str, int] = {}
+    steps: list[int] = []
+    failure: tuple[int, int, str] | None = None
+
+    def to_builtins(self) -> Any:
+        """Returns the state as JSON values."""
+        return msgspec.to_builtins(self, str_keys=True)
+
+    @classmethod
+    def parse(cls, value: Any) -> JobsState:
+        """Returns what `to_builtins` returned.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        return msgspec.convert(value, cls, str_keys=True)
 
 
 class Jobs:
@@ -109,3 +149,47 @@ class Jobs:
         """Other clients have taken the places of these."""
         self._barred |= dict.fromkeys(client_ids, _REPLACED)
         self.pushing.difference_update(client_ids)
+
+    def state(self) -> JobsState:
+        """Returns what a log keeps."""
+        clients = {worker: client_id.hex() for worker, client_id in self._clients.items()}
+        replaced = [client_id.hex() for client_id, why in self._barred.items() if why is _REPLACED]
+        state = JobsState(clients, replaced, _numbers_of(self.ended))
+        job = self.current
+        if job is None:
+            return state
+        return msgspec.structs.replace(
+            state,
+            mode=job.mode.to_json(),
+            num_workers=job.num_workers,
+            members={client_id.hex(): worker for client_id, worker in job.members().items()},
+            steps=job.clock.steps(),
+            failure=_numbers_of(job.failure),
+        )
+
+    def restore(self, state: JobsState) -> None:
+        """Continues from what a log kept.
+
+        Raises:
+            ValueError: The mode cannot be read.
+        """
+        self._clients = {worker: bytes.fromhex(client_id) for worker, client_id in state.clients.items()}
+        self._barred = dict.fromkeys(map(bytes.fromhex, state.replaced), _REPLACED)
+        self.pushing = set(self._clients.values())
+        self.reading = self.pushing | self._barred.keys()
+        self.ended, self.current = _error_of(state.ended), None
+        if state.mode is not None:
+            job = self.current = Job(parse_mode(state.mode), state.num_workers, self._max_staged_bytes)
+            for client_id, worker in state.members.items():
+                job.join(worker, bytes.fromhex(client_id))
+            for worker, step in enumerate(state.steps):
+                job.clock.restore(worker, step)
+            job.failure = _error_of(state.failure)
+
+
+def _numbers_of(error: FrameError | None) -> tuple[int, int, str] | None:
+    return None if error is None else (int(error.code), error.number, error.message)
+
+
+def _error_of(numbers: tuple[int, int, str] | None) -> FrameError | None:
+    return None if numbers is None else FrameError(ErrorCode(numbers[0]), numbers[1], numbers[2])

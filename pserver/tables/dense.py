@@ -287,6 +287,11 @@ class DenseTable:
         """As `Table.num_bytes`."""
         return self.range.num_bytes
 
+    @property
+    def is_partly_assigned(self) -> bool:
+        """As `Table.is_partly_assigned`."""
+        return self.range.num_written > 0 and not self.range.assigned
+
     def check(self, block: Block) -> None:
         """As `Table.check`."""
         if block.ids is not None:

@@ -115,6 +115,10 @@ class Table(Protocol):
         """Memory of values and optimizer state."""
 
     @property
+    def is_partly_assigned(self) -> bool:
+        """True if some of the first values of a dense array have arrived, and not all."""
+
+    @property
     def num_parameters(self) -> int:
         """Number of parameters in it, each with a norm of its own: 1, or the segments of a dense array."""
 

@@ -59,9 +59,9 @@ class RunningJob:
 
 
 @contextmanager
-def running_job(directory: Path, **variables: str) -> Iterator[RunningJob]:
+def running_job(directory: Path, script: str = SCRIPT, **variables: str) -> Iterator[RunningJob]:
     command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
-    command += ["--server_num", "2", "--worker_num", "2", str(SCRIPTS / SCRIPT)]
+    command += ["--server_num", "2", "--worker_num", "2", str(SCRIPTS / script)]
     with subprocess.Popen(
         command,
         cwd=directory,
@@ -115,6 +115,29 @@ def test_killed_pserver_costs_the_reported_pushes_only(tmp_path: Path, mode: str
         check_counts(job, steps_per_push)
 
 
+@pytest.mark.guarantee("W7")
+@pytest.mark.parametrize(
+    ("mode", "steps_per_push"),
+    [
+        ("async", 1),
+        ("sync", 1),
+        pytest.param("lag", 1, marks=pytest.mark.slow),
+        pytest.param("geo", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_pserver_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mode: str, steps_per_push: int) -> None:
+    with running_job(tmp_path, MODE=mode, FLEET_SPARSE_DURABILITY="log") as job:
+        job.wait_for_steps(100)
+        for shard in (1, 0, 1):
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+            job.wait_for_steps(100)
+        job.finish()
+        assert job.launcher.returncode == 0
+        for worker in range(2):
+            assert lost_pushes(job.log(f"workerlog.{worker}")) == {0: 0, 1: 0}
+        check_counts(job, steps_per_push)
+
+
 @pytest.mark.slow
 def test_suspended_pserver_is_replaced_after_the_stall_time(tmp_path: Path) -> None:
     with running_job(tmp_path, FLEET_SPARSE_STALL_S="2") as job:
@@ -150,8 +173,9 @@ def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) ->
 
 
 @pytest.mark.guarantee("A6")
-def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path) -> None:
-    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3") as job:
+@pytest.mark.parametrize("resumes", ["", "1"], ids=["script that begins", "script that resumes"])
+def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: str) -> None:
+    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3", RESUMES=resumes) as job:
         job.wait_for_steps(50)
         os.kill(job.worker_pids(1)[0], signal.SIGKILL)
         job.wait_for(lambda: len(job.worker_pids(1)) == 2)
@@ -159,3 +183,36 @@ def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path) -> None:
         job.finish()
         check_counts(job, 1, workers=[0])
         assert job.launcher.returncode == 0
+
+
+def losses_of_resumed_job(directory: Path, kills: Sequence[tuple[str, int]], **variables: str) -> list[dict[int, str]]:
+    """Runs the job, in which one process after the other is killed; returns the last loss of each step, by worker."""
+    directory.mkdir()
+    with running_job(directory, "resuming.py", FLEET_SPARSE_RESTARTS="10", **variables) as job:
+        for number, (role, index) in enumerate(kills, 1):
+            job.wait_for(lambda n=number: all(job.log(f"workerlog.{w}").count("waits\n") == n for w in range(2)))
+            os.kill(job.worker_pids(index)[-1] if role == "worker" else job.pserver_pid(index), signal.SIGKILL)
+            (directory / f"go{number}").touch()
+        job.wait_for(lambda: all("ended well" in job.log(f"workerlog.{worker}") for worker in range(2)))
+        assert job.launcher.wait(TIMEOUT_S) == 0
+        logs = [job.log(f"workerlog.{worker}") for worker in range(2)]
+    assert [log.count("resumes at") for log in logs] == [1 + len(kills)] * 2
+    written = [(directory / f"losses{worker}").read_text().splitlines() for worker in range(2)]
+    return [{int(step): loss for step, loss in map(str.split, lines)} for lines in written]
+
+
+@pytest.mark.guarantee("S8")
+@pytest.mark.parametrize(
+    ("rule", "clip", "kills"),
+    [
+        ("Adam", "", [("worker", 1), ("pserver", 0)]),
+        pytest.param("Adam", "1", [("pserver", 1), ("worker", 0)], marks=pytest.mark.slow),
+        *(pytest.param(rule, "", [("worker", 0)], marks=pytest.mark.slow) for rule in ("SGD", "Adagrad", "Momentum")),
+    ],
+)
+def test_killed_sync_job_has_the_losses_of_an_undisturbed_one(
+    tmp_path: Path, rule: str, clip: str, kills: Sequence[tuple[str, int]]
+) -> None:
+    undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [], RULE=rule, CLIP=clip)
+    assert [sorted(losses) for losses in undisturbed] == [list(range(1, 121))] * 2
+    assert losses_of_resumed_job(tmp_path / "killed", kills, RULE=rule, CLIP=clip, KILLS=str(len(kills))) == undisturbed

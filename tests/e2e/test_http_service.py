@@ -148,7 +148,15 @@ def test_a_wrong_feed_is_422_and_named(service: Service, value: Any, text: str) 
     assert text in answer["detail"]
 
 
-@pytest.mark.parametrize("body", [b"", b"PK\x03\x04", npz_of(ids=np.array([{}], object))])
+def damaged() -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, ids=np.arange(3000))
+    content = bytearray(file.getvalue())
+    content[60:200] = bytes(140)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("body", [b"", b"PK\x03\x04", npz_of(ids=np.array([{}], object)), damaged()])
 def test_an_npz_that_is_none_is_422(service: Service, body: bytes) -> None:
     status, _, answer = service.ask("POST", "/predict", body, NPZ)
     assert status == 422

@@ -81,7 +81,12 @@ class RemotePserver:
         return result_of(self.start_call(request))
 
     def register(
-        self, *specs: TableSpec | DenseSpec, worker: int = 0, num_workers: int = 1, client_id: bytes = CLIENT
+        self,
+        *specs: TableSpec | DenseSpec,
+        worker: int = 0,
+        num_workers: int = 1,
+        client_id: bytes = CLIENT,
+        job_id: str = "",
     ) -> RemoteShard:
         """Registers a worker; returns its view of the shard."""
         reply = self.call(
@@ -93,6 +98,7 @@ class RemotePserver:
                 client_id=client_id,
                 client_epoch=1,
                 table_specs=[spec.to_json() for spec in specs],
+                launch={"job_id": job_id},
             )
         )
         self._shards.append(RemoteShard(reply))

@@ -16,6 +16,7 @@ from fleet_sparse.errors import (
     ErrorCode,
     FleetSparseError,
     Forbidden,
+    LogCorrupt,
     PlanError,
     ProtocolError,
     PushRefused,
@@ -37,6 +38,7 @@ def errors_of_every_class() -> list[FleetSparseError]:
         ProtocolError: ProtocolError("push 6 came, 5 is missing", code=ErrorCode.GAP),
         Forbidden: Forbidden("a reader may not", role="reader", what="Stop"),
         DatasetError: DatasetError("value 2 is 'x'", path="/srv/mödel/part-0", line_number=2**40, slot="ids"),
+        LogCorrupt: LogCorrupt("record 7 is wrong", path="/srv/mödel/1.fsl", offset=2**40),
         SnapshotCorrupt: SnapshotCorrupt("block 2 is wrong", path="/srv/mödel/shard-0", offset=2**40),
     }
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FleetSparseError)]

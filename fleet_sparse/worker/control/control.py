@@ -66,7 +66,9 @@ class ControlClient:
         self._registrar = Registrar(self._rpc, settings)
         self._liveness = Liveness(self._rpc, self._registrar, settings)
         self.identity: ClientIdentity = self._registrar.identity  # constant after construction
-        self.snapshots = SnapshotRpcs(self._rpc, settings, lambda: self._membership.worker_index)
+        self.snapshots = SnapshotRpcs(
+            self._rpc, settings, self.identity.client_id, lambda: self._membership.worker_index
+        )
         self._registering = threading.Lock()  # guards the registrar
         self._lock = threading.Lock()  # guards all below
         self._membership = Membership()
@@ -131,6 +133,11 @@ class ControlClient:
     def can_fail_over(self) -> bool:
         """True if this worker continues with a pserver that was started again."""
         return self._registrar.can_fail_over
+
+    @property
+    def is_sync(self) -> bool:
+        """True if this worker trains in sync mode."""
+        return self._registrar.is_sync
 
     def rejoin(self, shard: int, resumption: Resumption) -> Registration:
         """Registers this worker again with one pserver, which was started again.

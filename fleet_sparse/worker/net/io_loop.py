@@ -62,6 +62,7 @@ class IoLoop:
         bytes_sent: Bytes of all frames sent, retries included.
         bytes_received: Bytes of all frames received.
         num_failed_pushes: Number of mutating requests that failed, and of calls that were not accepted.
+        num_rejoins: Number of times that it continued with a pserver that was started again.
         num_pulled_rows: Number of rows of tables that pulls asked for.
         num_pushed_rows: Number of rows of tables in pushes.
     """
@@ -83,6 +84,7 @@ class IoLoop:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.num_failed_pushes = 0
+        self.num_rejoins = 0
         self.num_pulled_rows = 0
         self.num_pushed_rows = 0
 
@@ -216,6 +218,7 @@ class IoLoop:
         """Continues with a pserver that was started again, and with which this worker has registered after `expect`."""
 
         def note() -> None:
+            self.num_rejoins += 1
             self._channel.move(shard, registration.stream_endpoint, registration.data_endpoint)
             self.links[shard].rejoin(registration, time.monotonic())
             self._address(shard)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fleet_sparse.errors import (
     ErrorCode,
     FleetSparseError,
+    LogFull,
     ProtocolError,
     PushRefused,
     ShardUnavailable,
@@ -47,6 +48,8 @@ class LinkErrors(NamedTuple):
         if code is ErrorCode.FORBIDDEN:  # its message is the role and what it asked for
             role, _, what = message.partition(" ")
             return forbidden(self.where, role, what)
+        if code is ErrorCode.LOG_FULL:
+            return LogFull(text)
         return ProtocolError(text, code=code)
 
     def job_ended(self, error: FrameError) -> FleetSparseError:

@@ -59,6 +59,10 @@ class Registration(NamedTuple):
     """True if it was started again in this job."""
     restored_seq: int = 0
     """Of a restarted one: the newest push of this client that it has."""
+    has_log: bool = False
+    """True if every push that it answered survives its process."""
+    open_barriers: tuple[str, ...] = ()
+    """Of shard 0: the barriers that have opened for the rest of the job."""
 
 
 class Resumption(NamedTuple):

@@ -111,6 +111,11 @@ class TableClient(ABC):
         return self._traffic.num_failed_pushes
 
     @property
+    def num_rejoins(self) -> int:
+        """Number of times that it continued with a shard that was started again."""
+        return 0
+
+    @property
     def num_pulled_rows(self) -> int:
         """Number of rows of tables that pulls asked for."""
         return self._traffic.num_pulled_rows

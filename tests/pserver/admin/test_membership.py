@@ -45,6 +45,9 @@ class Job:
     def arrive(self, name: str, worker: int, sequence: int = 1, now: float = 0.0, **more: Any) -> bool:
         return self.members.arrive(name, sequence, worker, more.pop("client_id", client_of(worker)), now, **more)
 
+    def open_once(self, name: str) -> None:
+        assert [self.arrive(name, worker, once=True) for worker in range(self.num_workers)][-1]
+
     def finish(self) -> None:
         assert [self.arrive(LAST_BARRIER, worker) for worker in range(self.num_workers)][-1]
 
@@ -485,6 +488,40 @@ def test_first_worker_after_all_others_begins_a_job(end: str) -> None:
     assert joined.begins_job
     assert joined.job_id != before
     assert not job.register(0, client=8).begins_job
+
+
+STEPS = [Mode(SYNC), Mode(ASYNC, max_step_lag=2)]
+
+
+@pytest.mark.parametrize("mode", STEPS, ids=str)
+def test_replaced_worker_of_a_job_with_steps_begins_the_next(mode: Mode) -> None:
+    job = Job(2, mode=mode)
+    job.open_once("init_worker")
+    before = job.members.job_id
+    job.leave(1)
+    joined = job.register(1, client=9, mode=mode, job_id=before + 1)
+    assert (joined.begins_job, joined.job_id) == (True, before + 1)
+    with pytest.raises(WorkerLost) as lost:
+        job.arrive("b", 0)
+    assert lost.value.worker_index == 1
+    assert not job.register(0, client=8, mode=mode).begins_job
+    assert not job.arrive("b", 0, client_id=client_of(8))
+    assert job.arrive("b", 1, client_id=client_of(9))
+
+
+def test_worker_replaced_before_the_first_barrier_keeps_the_job() -> None:
+    job = Job(2, mode=Mode(SYNC))
+    job.leave(1)
+    assert not job.register(1, client=9, mode=Mode(SYNC)).begins_job
+
+
+def test_worker_of_the_job_before_may_join_the_next() -> None:
+    job = Job(2, mode=Mode(SYNC))
+    job.open_once("init_worker")
+    job.leave(1)
+    job.register(1, client=9, mode=Mode(SYNC))
+    job.register(0, mode=Mode(SYNC))
+    assert not job.arrive("b", 0)
 
 
 def test_next_job_may_have_another_number_of_workers() -> None:

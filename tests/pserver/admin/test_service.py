@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -513,9 +513,13 @@ async def test_a_shrink_that_is_sent_again_is_carried_out_once(held: HeldControl
 BLOCK = push(SGD, ids_of(7), floats([1, 1]))
 
 
+def supervised(*, is_restart: bool, on_job: Callable[[], None] = lambda: None) -> Supervised:
+    return Supervised(is_restart, has_recovered=False, on_job=on_job, on_snapshot=lambda snapshot: None)
+
+
 @pytest.fixture
 def restarted(tmp_path: Path) -> HeldControl:
-    return HeldControl(tmp_path, Supervised(is_restart=True, has_recovered=False, on_snapshot=lambda snapshot: None))
+    return HeldControl(tmp_path, supervised(is_restart=True))
 
 
 def resuming(push_seq: int, *open_barriers: str, worker: int = 0, num_workers: int = 1) -> messages.RegisterRequest:
@@ -549,6 +553,13 @@ async def test_barrier_that_opened_before_the_restart_stays_open(restarted: Held
 
 
 @in_loop
+async def test_registration_names_the_barriers_that_stay_open(restarted: HeldControl) -> None:
+    reply = await restarted.start(resuming(5, "init_worker", "resume", num_workers=2))
+    assert list(reply.open_barriers) == ["init_worker", "resume"]
+    assert list((await restarted.start(registration(worker=1, num_workers=2))).open_barriers) == [*reply.open_barriers]
+
+
+@in_loop
 async def test_barrier_waits_for_workers_that_register_again(restarted: HeldControl) -> None:
     waiting = [asyncio.ensure_future(restarted.start(barrier(worker))) for worker in range(2)]
     await turns()
@@ -564,3 +575,18 @@ async def test_barrier_of_a_worker_that_does_not_continue_fails(
     monkeypatch.setattr("fleet_sparse.pserver.admin.service.ADMISSION_S", 0.05)
     with pytest.raises(ShardUnavailable):
         await restarted.start(barrier(0))
+
+
+def test_pserver_has_a_job_once_a_worker_registered(tmp_path: Path) -> None:
+    calls: list[str] = []
+    held = HeldControl(tmp_path, supervised(is_restart=False, on_job=lambda: calls.append("job")))
+    held.call(visit(messages.ROLE_TOOL))
+    assert calls == []
+    held.call(registration())
+    assert calls == ["job"]
+
+
+def test_restarted_pserver_whose_workers_are_gone_ends(restarted: HeldControl) -> None:
+    restarted.now = restarted.settings.orphaned_s + 1.0
+    restarted.service.find_lost_workers()
+    assert restarted.num_stops == 1
