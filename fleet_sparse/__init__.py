@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DatasetError",
     "FleetSparseError",
+    "Forbidden",
     "InstallError",
     "LogCorrupt",
     "LogFull",
@@ -119,6 +120,7 @@ if TYPE_CHECKING:
     from fleet_sparse.errors import (
         DatasetError,
         FleetSparseError,
+        Forbidden,
         InstallError,
         LogCorrupt,
         LogFull,

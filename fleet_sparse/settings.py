@@ -33,6 +33,7 @@ Bytes = Annotated[int, Range(1, 1 << 50, "bytes")]
 Channel = Literal["auto", "zmq", "stream"]
 RowsDtype = Literal["float32", "float16", "bfloat16"]
 DenseGradsDtype = Literal["float32", "bfloat16"]
+ClientRights = Literal["trainer", "reader", "watcher"]
 Durability = Literal["none", "snapshot", "log", "sync"]
 LOGGED: tuple[Durability, ...] = ("log", "sync")
 """Durabilities with a log."""
@@ -137,6 +138,14 @@ class Behaviour:
     data_host: str = ""
     """Address to which a pserver binds its data plane if the job runs on several machines; empty for the host of its
     control plane."""
+
+    keys: str = ""
+    """Directory of the keys that `fleet-sparse keys new` made, with which processes of a job know each other; relative
+    to the working directory. The same keys on workers and pservers. Empty for none."""
+
+    role: ClientRights = "trainer"
+    """What a process may ask, unless it is a pserver: a `reader` pulls rows, a `watcher` asks for stats. With keys, it
+    selects the certificate."""
 
     insecure: bool = False
     """Allow endpoints that other machines can reach, without keys. The log says so every minute."""

@@ -24,7 +24,7 @@ class Endpoints(NamedTuple):
     advertised_host: str
     """Host of the data plane that workers connect to."""
     is_exposed: bool
-    """True if other machines can reach it, without keys."""
+    """True if other machines can reach it."""
 
 
 class DataEndpoints(NamedTuple):
@@ -56,10 +56,11 @@ def choose(
         raise SettingError(f"control address {control}: is not an address of this machine")
     if elsewhere is None:
         return Endpoints(Address(LOOPBACK, control.port), LOOPBACK, LOOPBACK, is_exposed=False)
-    if not settings.insecure:
+    if not settings.insecure and not settings.keys:
         raise SettingError(
             f"pserver {elsewhere}: is on another machine, so this pserver would accept connections of other machines, "
-            "without keys. On a network that you trust set FLEET_SPARSE_INSECURE=1"
+            "without keys. Make keys with `fleet-sparse keys new` and set FLEET_SPARSE_KEYS to their directory on all "
+            "processes of the job; or, on a network that you trust, set FLEET_SPARSE_INSECURE=1"
         )
     return Endpoints(control, settings.data_host or control.host, control.host, is_exposed=True)
 

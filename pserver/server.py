@@ -103,6 +103,7 @@ def serve(options: Options, settings: Settings) -> None:
     if options.lifeline is not None:
         options.lifeline.end_with_supervisor()
     chosen = _check(options, settings)
+    credentials = Credentials.of(settings, is_pserver=True)
     check_free(chosen.control)  # before kernels are compiled and a snapshot is loaded
     _log.info(
         "shard %d of %d starts: pid %d, root %s",
@@ -112,17 +113,18 @@ def serve(options: Options, settings: Settings) -> None:
         settings.root,
     )
     with ExitStack() as stack:
-        data_plane = _start(options, settings, chosen, stack)
+        data_plane = _start(options, settings, chosen, credentials, stack)
         data_plane.run()
     _log.info("shard %d stopped", options.shard)
 
 
-def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitStack) -> DataPlane:
+def _start(
+    options: Options, settings: Settings, chosen: Endpoints, credentials: Credentials, stack: ExitStack
+) -> DataPlane:
     """Starts everything but the loop of the data plane, which is returned; `stack` stops it."""
     started_at = time.monotonic()
     with nullcontext() if settings.rules else without_linear_algebra():  # rules of the user may have linear algebra
         warm_up(trains=False)
-    credentials = Credentials()
     shard: Shard | ReadOnlyShard
     loaded: Loaded | None = None
     if options.is_read_only:
@@ -138,7 +140,6 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         max_frame_bytes=settings.max_frame_bytes,
         streams=streams,
         zmq_host=ip_address_of(chosen.data_host) if streams is None else None,
-        credentials=credentials,
         straight_path=settings.straight_path,
     )
     stack.callback(data_plane.close)
@@ -170,7 +171,7 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
     stack.callback(control_plane.close)
-    if chosen.is_exposed:
+    if chosen.is_exposed and credentials.keys is None:
         stopped = threading.Event()
         threading.Thread(target=_warn, args=(chosen, stopped), name="warn", daemon=True).start()
         stack.callback(stopped.set)
@@ -268,6 +269,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         max_pre_image_bytes=settings.max_pre_image_bytes,
         huge_pages=settings.huge_pages,
         row_limits=RowLimits(settings.max_rows, settings.max_bytes),
+        only_registered=True,
     )
     if settings.durability in LOGGED:
         of_log = settings if settings.job_id else dataclasses.replace(settings, job_id=options.log_job_id)

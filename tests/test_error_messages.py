@@ -28,9 +28,12 @@ from fleet_sparse import machine_memory
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.version import Version
+from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import (
     DatasetError,
+    ErrorCode,
     FleetSparseError,
+    Forbidden,
     InstallError,
     LogCorrupt,
     LogFull,
@@ -64,6 +67,7 @@ from fleet_sparse.plugin.size_limit import SizeLimit
 from fleet_sparse.plugin.static.minimize import minimize
 from fleet_sparse.plugin.static.sequence_pool import wrap_sequence_pool
 from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
+from fleet_sparse.pserver.admin.grpc_server import ControlPlane
 from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.membership import Membership, Registrant
 from fleet_sparse.pserver.admin.root import resolve_under
@@ -91,6 +95,7 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Op
+from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.link_errors import LinkErrors
 from fleet_sparse.worker.net.shard_link import ClientIdentity
@@ -100,6 +105,7 @@ from support.client_calls import pulled, pulled_for, unique_of, update, workers_
 from support.controls import HeldControl, registration
 from support.coordinators import Coordinator, run
 from support.in_process import QUICK, InProcessCluster
+from support.job_keys import make_keys
 from support.logs import close, logged_shard, small_writer
 from support.paddle_plugin import plugin
 from support.shards import ADAM, DENSE, SGD, FrameClient, floats, ids_of, make_shard, push
@@ -552,7 +558,8 @@ def _port(_: Path) -> None:
 @entry(
     SettingError,
     "pserver 203.0.113.77:6000: is on another machine, so this pserver would accept connections of other "
-    "machines, without keys. On a network that you trust set FLEET_SPARSE_INSECURE=1",
+    "machines, without keys. Make keys with `fleet-sparse keys new` and set FLEET_SPARSE_KEYS to their directory "
+    "on all processes of the job; or, on a network that you trust, set FLEET_SPARSE_INSECURE=1",
 )
 def _insecure(_: Path) -> None:
     servers = (Address("127.0.0.1", 6000), Address("203.0.113.77", 6000))
@@ -570,6 +577,83 @@ def job(num_workers: int, *registered: int, **options: Any) -> Membership:
 
 def registrant(worker: int, num_workers: int, mode: Mode = SYNC_MODE, **more: Any) -> Registrant:
     return Registrant(worker, num_workers, bytes([more.pop("client", worker)]) * 16, mode=mode, **more)
+
+
+def key_directory(where: Path, *, days: int = 365, name: str = "keys") -> Path:
+    return make_keys(where / name, days=days)
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_KEYS: is set, and so is FLEET_SPARSE_INSECURE, which is for jobs without keys. Unset one",
+)
+def _keys_and_insecure(_: Path) -> None:
+    Credentials.of(Settings(keys="keys", insecure=True))
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_CHANNEL: is zmq, should be auto or stream with FLEET_SPARSE_KEYS: ZeroMQ has no keys here. Leave "
+    "it out",
+)
+def _keys_and_zmq(_: Path) -> None:
+    Credentials.of(Settings(keys="keys", channel="zmq"))
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_KEYS: <dir>/keys/trainer.pem cannot be read (No such file or directory). Set FLEET_SPARSE_ROLE "
+    "to the role whose keys the directory has, or copy that file there",
+)
+def _missing_keys(where: Path) -> None:
+    (key_directory(where) / "trainer.pem").unlink()
+    Credentials.of(Settings(keys=str(where / "keys")))
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_KEYS: <dir>/keys/trainer.pem can be read by other users (mode 0644), should have mode 0600. Run "
+    "`chmod 600 <dir>/keys/trainer.pem`; if others have read a key, make new ones",
+)
+def _readable_keys(where: Path) -> None:
+    (key_directory(where) / "trainer.pem").chmod(0o644)
+    Credentials.of(Settings(keys=str(where / "keys")))
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_KEYS: <dir>/keys/trainer.pem, or ca.pem next to it, has expired. Make new keys with "
+    "`fleet-sparse keys new`, or a certificate with `fleet-sparse keys add`",
+)
+def _expired_keys(where: Path) -> None:
+    Credentials.of(Settings(keys=str(key_directory(where, days=-1))))
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_KEYS: <dir>/keys/trainer.pem was signed by authority <...>, ca.pem next to it is authority "
+    "<...>. Copy the directory of one `fleet-sparse keys new` to every host",
+)
+def _mixed_keys(where: Path) -> None:
+    ours, theirs = key_directory(where), key_directory(where, name="theirs")
+    (ours / "ca.pem").write_bytes((theirs / "ca.pem").read_bytes())
+    Credentials.of(Settings(keys=str(ours)))
+
+
+@entry(
+    SettingError,
+    "pserver 127.0.0.1:<...>: its keys are of authority <...>, those of this process are of <...>. Give all "
+    "processes of the job the keys of one `fleet-sparse keys new`",
+)
+def _keys_of_another_job(where: Path) -> None:
+    theirs = Credentials.of(Settings(keys=str(key_directory(where, name="theirs"))), is_pserver=True)
+    held = HeldControl(where)
+    settings = Settings(keys=str(key_directory(where)))
+    with (
+        closing(ControlPlane("127.0.0.1:0", held.service, held.settings, theirs)) as served,
+        ControlClient([f"127.0.0.1:{served.port}"], settings) as control,
+    ):
+        control.stats()
 
 
 @entry(
@@ -859,6 +943,28 @@ def parts() -> list[bytearray]:
     with closing(make_shard(SGD)) as shard:
         frame = FrameClient(shard).frame(Op.PUSH, push(SGD, ids_of(7), floats([1, 1])))
         return [bytearray(part) for part in encode(frame)]
+
+
+@entry(
+    Forbidden,
+    "control plane: Stop: role 'reader' may not ask for it. If this process should, set FLEET_SPARSE_ROLE=trainer "
+    "and, if the job has keys, give it those of a trainer",
+)
+def _forbidden(where: Path) -> None:
+    held = HeldControl(where)
+    with (
+        closing(ControlPlane("127.0.0.1:0", held.service, held.settings)) as served,
+        ControlClient([f"127.0.0.1:{served.port}"], Settings(role="reader")) as control,
+    ):
+        control.stop()
+
+
+@entry(
+    Forbidden,
+    "shard 0 at 127.0.0.1:6000: PUSH: its client id is not registered here. Register it first",
+)
+def _unregistered(_: Path) -> None:
+    raise LinkErrors(0, "127.0.0.1:6000").refused(ErrorCode.FORBIDDEN, "unregistered PUSH")
 
 
 @entry(

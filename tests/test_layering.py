@@ -9,7 +9,7 @@ import pytest
 
 from support.sources import PARTS, ROOT, Import, files_of, imports_of, modules_named, root_modules
 
-EVERYONE = {"counts", "credentials", "launch", "machine_memory", "net_addresses", "errors", "settings"}
+EVERYONE = {"counts", "credentials", "keys", "launch", "machine_memory", "net_addresses", "errors", "settings"}
 MAY_IMPORT = {
     "core": set(),
     "wire": {"core"},
@@ -45,6 +45,7 @@ MAY_IMPORT = {
     # The modules beside the parts.
     "counts": set(),
     "credentials": set(),
+    "keys": set(),
     "launch": set(),
     "machine_memory": set(),
     "net_addresses": set(),

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import PlanError, SnapshotError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
@@ -60,7 +59,7 @@ class Role(NamedTuple):
 
 def open_control(role: Role, settings: Settings) -> ControlClient:
     """A client of the control planes of the job's pservers, which this process has not registered with yet."""
-    return ControlClient(role.pserver_endpoints, settings, Credentials())
+    return ControlClient(role.pserver_endpoints, settings)
 
 
 class JobConnection:
@@ -106,7 +105,6 @@ class JobConnection:
         self._has_left = False  # the step group, and did not pass the barrier after that
         self._others_wait = False  # at another barrier than the one that this worker passed last
         self._registering = threading.Lock()  # held while pservers are sent tables
-        credentials = Credentials()
         with ExitStack() as undo:
             if role.pserver_endpoints:
                 self.control, embedded = control or open_control(role, settings), None
@@ -120,7 +118,7 @@ class JobConnection:
             warm_up()  # here, not in the first step
             self.client: TableClient
             if embedded is None:
-                channel = open_channel(registrations, settings, credentials)
+                channel = open_channel(registrations, settings, self.control.credentials)
                 self.client = client = Client(channel, self.control.identity, registrations, placement, settings)
                 failover = Failover(self.control, client, self._values_on_pservers)
                 self.control.watch_incarnations(failover.observe)

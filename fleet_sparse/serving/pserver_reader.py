@@ -90,7 +90,7 @@ class PserverReader:
         of_shard = endpoints_of(pservers)
         self.num_shards = len(of_shard)
         self._endpoints = [each for some in of_shard for each in some]
-        self._credentials = Credentials()
+        self._credentials = Credentials.of(self._settings)
         self._open_channel = open_channel
         self._client_id = os.urandom(16)
         self._placement = Placement.even(self.num_shards)

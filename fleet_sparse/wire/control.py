@@ -15,6 +15,7 @@ from fleet_sparse.errors import (
     DatasetError,
     ErrorCode,
     FleetSparseError,
+    Forbidden,
     InstallError,
     LogCorrupt,
     LogFull,
@@ -88,6 +89,7 @@ _STATUS_OF: dict[type[FleetSparseError], str] = {
     ShardUnavailable: "ABORTED",  # gRPC itself reports UNAVAILABLE if nobody listens; that one is retried
     WorkerLost: "ABORTED",
     PushRefused: "INVALID_ARGUMENT",
+    Forbidden: "PERMISSION_DENIED",
     DatasetError: "INVALID_ARGUMENT",
     ProtocolError: "INVALID_ARGUMENT",
     LogFull: "RESOURCE_EXHAUSTED",
@@ -99,6 +101,7 @@ _CLASS_OF = {kind.__name__: kind for kind in _STATUS_OF}
 _ATTRIBUTES_OF: dict[type[FleetSparseError], tuple[tuple[str, type], ...]] = {
     ShardUnavailable: (("shard", int), ("endpoint", str)),
     WorkerLost: (("worker_index", int),),
+    Forbidden: (("role", str), ("what", str)),
     DatasetError: (("path", str), ("line_number", int), ("slot", str)),
     ProtocolError: (("code", ErrorCode),),
     LogCorrupt: (("path", str), ("offset", int)),

@@ -18,6 +18,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
 
 from ..endpoints import cannot_bind
+from ..permissions import check_call
 from ..throttled_log import ThrottledLog
 
 _log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class ControlPlane:
     def _handler(self, name: str) -> Callable[[Message, Any], Any]:
         async def handle(request: Message, context: Any) -> Message:
             try:
+                check_call(self._credentials.role_of(context), name, request)
                 return await self._service.call(name, request)
             except Exception as error:
                 if not isinstance(error, FleetSparseError):

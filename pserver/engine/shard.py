@@ -74,6 +74,7 @@ class Shard:
         huge_pages: As of a `TableStore`.
         row_limits: Bounds for the rows of each table.
         layout: Changes when arrays of the tables may have moved; None for one of its own.
+        only_registered: As of `Jobs`.
 
     Attributes:
         shard_index: Index of the shard, from 0.
@@ -107,6 +108,7 @@ class Shard:
         huge_pages: bool = True,
         row_limits: RowLimits = NO_LIMITS,
         layout: MemoryLayout | None = None,
+        only_registered: bool = False,
     ) -> None:
         if placement.num_shards != num_shards or not 0 <= shard_index < num_shards:
             raise ValueError(f"shard {shard_index} of {num_shards}: the placement has {placement.num_shards} shards")
@@ -123,7 +125,7 @@ class Shard:
         self.tables = TableMap(self._context)
         self.plain_frames = PlainFrames(self.tables, self._context)
         self._steps = Steps(self.tables, self._commit_pushes)
-        self._jobs = Jobs(max_staged_bytes)
+        self._jobs = Jobs(max_staged_bytes, only_registered=only_registered)
 
         self.counters = Counters()
         self.ledger = DedupLedger()
@@ -270,11 +272,14 @@ class Shard:
         if header.step > 0 or header.op in STEP_OPS:
             check_step(job, self._jobs.ended, header)
         client_id = header.client_id
-        if header.op in PULLS:
-            verdict = self.ledger.judge_pull(client_id, header.push_floor)
-        else:
-            self._jobs.check_may_push(client_id)
-            verdict = self.ledger.judge_push(client_id, header.push_seq)
+        is_pull = header.op in PULLS
+        if client_id not in (self._jobs.reading if is_pull else self._jobs.pushing):
+            self._jobs.admit(client_id, header.op)
+        verdict = (
+            self.ledger.judge_pull(client_id, header.push_floor)
+            if is_pull
+            else self.ledger.judge_push(client_id, header.push_seq)
+        )
         if verdict is Verdict.GAP:
             raise self._gap_before(header)
         is_new_push = verdict is Verdict.NEW
@@ -313,7 +318,8 @@ class Shard:
         if (
             self.fault
             or (header.step > 0 and not self._is_plain_step(job, header))
-            or self.ledger.judge_pull(client_id, header.push_floor) is Verdict.GAP
+            or client_id not in self._jobs.reading
+            or self.ledger.newest(client_id) < header.push_floor
             or (job is not None and job.must_wait(header, self.ledger.applied(client_id)))
         ):
             return None
@@ -336,7 +342,7 @@ class Shard:
             self.fault
             or (job is None) is (header.step > 0)
             or (header.step > 0 and not self._is_plain_step(job, header))
-            or not self._jobs.may_push(client_id)
+            or client_id not in self._jobs.pushing
             or self.ledger.judge_push(client_id, header.push_seq) is not Verdict.NEW
             or self.ledger.has_staged(client_id)
             or (self.log is not None and self.log.is_full)

@@ -47,18 +47,21 @@ class ControlClient:
     Args:
         endpoints: `host:port` of the control plane of each pserver, in the order of the shards; or another transport.
         settings: Timeouts, and the id of the job.
-        credentials: Credentials of this process.
+        credentials: Credentials of this process; None for those that the settings name.
 
     Attributes:
+        credentials: As given or named; without keys for a transport that is given.
         identity: Identity under which this client registers and pushes; another one for each ControlClient.
         snapshots: Calls that save, load and shrink.
     """
 
     def __init__(
-        self, endpoints: Sequence[str] | Transport, settings: Settings, credentials: Credentials = NO_KEYS
+        self, endpoints: Sequence[str] | Transport, settings: Settings, credentials: Credentials | None = None
     ) -> None:
+        self.credentials = NO_KEYS  # constant after construction
         if isinstance(endpoints, Sequence):
-            endpoints = GrpcTransport(as_reached(endpoints, is_local=is_local), credentials)
+            self.credentials = Credentials.of(settings) if credentials is None else credentials
+            endpoints = GrpcTransport(as_reached(endpoints, is_local=is_local), self.credentials)
         self._settings = settings
         self._rpc = Rpc(endpoints, settings)
         self._registrar = Registrar(self._rpc, settings)

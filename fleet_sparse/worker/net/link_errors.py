@@ -15,6 +15,7 @@ from fleet_sparse.errors import (
     TableMismatch,
     WorkerLost,
 )
+from fleet_sparse.keys import forbidden
 from fleet_sparse.wire.frame_format import FrameError, Op
 
 HOW_TO_FIND_NAN = "paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op"
@@ -44,6 +45,9 @@ class LinkErrors(NamedTuple):
             return TableMismatch(text)
         if code is ErrorCode.READ_ONLY:
             return PushRefused(text)
+        if code is ErrorCode.FORBIDDEN:  # its message is the role and what it asked for
+            role, _, what = message.partition(" ")
+            return forbidden(self.where, role, what)
         if code is ErrorCode.LOG_FULL:
             return LogFull(text)
         return ProtocolError(text, code=code)

@@ -80,7 +80,7 @@ def test_push_of_a_visitor_is_refused(held: HeldControl, role: messages.Role) ->
     held.call(registration(SGD))
     held.call(visit(role))
     visitor, worker = (FrameClient(held.shard, each.client_id) for each in (visit(role), registration()))
-    assert code_of(visitor.push(push(SGD, ids_of(7), floats([1, 1])))) is ErrorCode.MALFORMED
+    assert code_of(visitor.push(push(SGD, ids_of(7), floats([1, 1])))) is ErrorCode.FORBIDDEN
     assert visitor.rows(SGD, 7) == [[0.5, 0.5]]
     assert worker.push(push(SGD, ids_of(7), floats([1, 1]))).error is None
 
