@@ -211,7 +211,7 @@ def test_what_is_no_file_of_arrays_is_refused_by_path(tmp_path: Path, write: Any
 @pytest.mark.parametrize(
     ("write", "reason"), [(pickled, "it is no .npz file"), (lambda path: None, "No such file or directory")]
 )
-def test_why_a_file_is_refused_is_said_once_and_without_numpys_advice(tmp_path: Path, write: Any, reason: str) -> None:
+def test_a_refused_file_is_named_once_without_advice_of_numpy(tmp_path: Path, write: Any, reason: str) -> None:
     path = tmp_path / "feeds.npz"
     write(path)
     with pytest.raises(SettingError) as refused:
