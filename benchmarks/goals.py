@@ -599,6 +599,15 @@ GOALS: Sequence[Goal] = (
         service("from manifest to prediction", lambda of: float(np.median(of[_S]))),
         "s",
     ),
+    *(
+        _serving(
+            f"from a {what} by one delta to the first prediction with that version",
+            0.25,
+            service(f"from {what} to prediction", lambda of: float(np.median(of[_S]))),
+            "s",
+        )
+        for what in ("rollback", "promotion")
+    ),
     _serving("kill -9 of a replica: failed predictions", 0, service("kill of a replica", lambda of: of["num_failed"])),
     _serving(
         "kill -9 of a replica: longest time without an answer",

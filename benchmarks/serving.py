@@ -11,7 +11,8 @@ dense values, an MLP of 400x3. For each number of rows:
 
 Batches of 1, 32 and 512 examples, ids uniform and Zipf 1.1 over the rows, others in each call; all are interleaved. At
 the largest number of rows: reads at a constant rate without deltas, and with deltas of 100 000 rows every 2 s; from the
-manifest of a delta to the first prediction with it; kill -9 of one of two replicas under load; memory and start of a
+manifest of a delta to the first prediction with it; from a rollback, and from a promotion, to the first prediction with
+that version; kill -9 of one of two replicas under load; memory and start of a
 read-only pserver; size of dictionaries. The run fails if two ways predict differently.
 """
 
@@ -45,6 +46,7 @@ from benchmarks.options import AT_LEAST_1, AT_LEAST_2, amount
 from benchmarks.processes import Worker, asked, resident_bytes, workers
 from benchmarks.record import Record, add_results
 from benchmarks.served_model import DIM, IDS, MODEL, NUM_DENSE, NUM_FIELDS, ROWS, TABLE, inputs_and_prediction
+from fleet_sparse.core.version import Version
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.models.embedding import LocalTables
 from fleet_sparse.serving.exported_rows import RowChoice
@@ -54,6 +56,7 @@ from fleet_sparse.serving.paddle_export import loaded, sorted_tables
 from fleet_sparse.serving.paddle_network import OpenNetwork, save_network
 from fleet_sparse.serving.predictor import Predictor
 from fleet_sparse.serving.pserver_reader import PserverReader
+from fleet_sparse.serving.versions import Versions
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import MANIFEST, directory_at
 from fleet_sparse.snapshot.reader import open_content
@@ -65,6 +68,7 @@ NUM_PSERVERS = (1, 2)
 UNIFORM, ZIPF = "uniform", "Zipf"
 QUIET, DELTAS = "reads without deltas", "reads with deltas"
 ADOPTED, KILLED, MEMORY, START = "from manifest to prediction", "kill of a replica", "pserver", "start"
+ROLLED_BACK, PROMOTED = "from rollback to prediction", "from promotion to prediction"
 DICTIONARY = "dictionary, {}"
 DTYPES = ("float32", "float16", "int8")
 NUM_INPUTS = 40
@@ -326,6 +330,11 @@ def measure_service(
                 adopted = found[DELTAS].pop("adopted_s")
                 of_round.update({f"{prefix}: {name}": each for name, each in found.items()})
                 of_round[f"{prefix}: {ADOPTED}"] = {"seconds": adopted}
+                versions = Versions(directory_at(root / ROWS))
+                newest = versions.promote()
+                for name, move in ((ROLLED_BACK, versions.rollback), (PROMOTED, versions.promote)):
+                    of_round[f"{prefix}: {name}"] = {"seconds": [followed_s(predictor, inputs[0], move)]}
+                assert versions.unpin() == newest
         for of_round in rounds:
             with Predictor(str(served.path), endpoints, settings=Settings()) as predictor:
                 of_round[f"{prefix}: {KILLED}"] = killed(predictor, pservers, inputs)
@@ -397,6 +406,17 @@ def adoption_s(predictor: Predictor, inputs: Inputs, snapshot: Path) -> float:
             raise SystemExit(f"{snapshot.name} is not served after 30 s: {predictor.stats()}")
         time.sleep(0.002)
     return time.time() - published_at
+
+
+def followed_s(predictor: Predictor, inputs: Inputs, move: Callable[[], Version]) -> float:
+    """Returns the seconds from the beginning of a command to the first prediction with the version that it names."""
+    begun_at = time.perf_counter()
+    version = move()
+    while predictor.run(inputs.feed).version != version:
+        if time.perf_counter() > begun_at + 30:
+            raise SystemExit(f"snapshot {version.number} is not served after 30 s: {predictor.stats()}")
+        time.sleep(0.002)
+    return time.perf_counter() - begun_at
 
 
 def killed(predictor: Predictor, pservers: LocalPservers, inputs: Sequence[Inputs]) -> Result:
