@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 _log = logging.getLogger(__name__)
 
-UNKNOWN_ERROR = 70
-"""Exit code of a supervised process that an unknown error ended; 0, 1 and 2 are final."""
+TRY_AGAIN = 70
+"""Exit code of a supervised process that another start may help, as after an unknown error; 0, 1 and 2 are final."""
 LIFELINE = "_FLEET_SPARSE_LIFELINE"
 """Environment variable with the number of a child's end of the socket; empty in the processes that a child starts."""
 RESTARTS_WITHIN_S = 600.0

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from fleet_sparse.custom_rules import add_rules
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import FleetSparseError, LogCorrupt, SnapshotCorrupt
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
-from fleet_sparse.supervise import UNKNOWN_ERROR, take_lifeline
+from fleet_sparse.supervise import TRY_AGAIN, take_lifeline
 
 from .server import Options, serve
 from .supervised import SUPERVISED
@@ -83,12 +83,14 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
         )
     except FleetSparseError as error:
         print(f"pserver {shard}: {type(error).__name__}: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        # In its job it has started before: a port or a disk may be there again at the next start.
+        may_pass = is_restart and not isinstance(error, LogCorrupt | SnapshotCorrupt)
+        raise typer.Exit(TRY_AGAIN if may_pass else 1) from None
     except Exception:
         if lifeline is None:
             raise
         logging.getLogger(__name__).exception("the pserver died")
-        raise typer.Exit(UNKNOWN_ERROR) from None
+        raise typer.Exit(TRY_AGAIN) from None
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleet_sparse.local_pservers import child_environment
-from fleet_sparse.supervise import RESTARTS_WITHIN_S, UNKNOWN_ERROR, Generations, Supervision
+from fleet_sparse.supervise import RESTARTS_WITHIN_S, TRY_AGAIN, Generations, Supervision
 
 KILLED = -int(signal.SIGKILL)
 END_S = 30.0
@@ -26,7 +26,7 @@ def test_child_that_ended_by_itself_is_not_started_again(status: int) -> None:
     assert (decision.pause_s, decision.code) == (None, status)
 
 
-@pytest.mark.parametrize("status", [KILLED, -int(signal.SIGSEGV), UNKNOWN_ERROR, 3])
+@pytest.mark.parametrize("status", [KILLED, -int(signal.SIGSEGV), TRY_AGAIN, 3])
 def test_child_that_died_is_started_again_at_once(status: int) -> None:
     supervision = supervision_of()
     assert supervision.end(status, 0.0).pause_s == 0.0

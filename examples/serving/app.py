@@ -35,7 +35,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from numpy.typing import NDArray
 
-from fleet_sparse.errors import ShardUnavailable
+from fleet_sparse.errors import FleetSparseError, ShardUnavailable
 from fleet_sparse.serving.model import EXAMPLES, ServedModel, Tensor, read_model, read_network_file
 from fleet_sparse.serving.npz_file import WRONG_NPZ
 from fleet_sparse.serving.predictor import Prediction, Predictor
@@ -233,6 +233,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="a process for each core is best")
     parser.add_argument("--max-batch", type=int, default=4096, help="largest number of examples of a request")
     options = parser.parse_args()
+    if options.processes < 1:
+        parser.error(f"--processes: is {options.processes}, should be 1 or more")
+    try:
+        read_model(directory_at(options.model))
+    except FleetSparseError as error:
+        parser.error(str(error))
     os.environ.update({MODEL: options.model, PSERVERS: options.pservers, MAX_BATCH: str(options.max_batch)})
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -246,7 +252,8 @@ def run_processes(listener: socket.socket, num_processes: int) -> None:
     """Runs processes that accept from one socket; once one ends, ends all and exits with its code."""
     spawning = multiprocessing.get_context("spawn")  # Paddle does not survive a fork
     processes = [spawning.Process(target=run_process, args=(listener,)) for _ in range(num_processes)]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
         for process in processes:
             process.start()

@@ -16,7 +16,8 @@ from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.failover import Failover
 from fleet_sparse.worker.control.position_reporter import PositionReporter
-from fleet_sparse.worker.control.resumed import Resumed, parse_resumed
+from fleet_sparse.worker.control.progress_reporter import ProgressReporter
+from fleet_sparse.worker.control.resumed import Resumed, parse_resumed, resumed_in_place
 from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, DenseReplica
 from fleet_sparse.worker.modes.geo import GeoTraining
 from fleet_sparse.worker.modes.step import Progress, Training
@@ -100,7 +101,7 @@ class JobConnection:
         self._replica_of = replica_of
         self._catalog = catalog
         self._settings = settings
-        self._reporter: PositionReporter | None = None
+        self._reporters: list[PositionReporter | ProgressReporter] = []
         self._has_left = False  # the step group, and did not pass the barrier after that
         self._others_wait = False  # at another barrier than the one that this worker passed last
         self._registering = threading.Lock()  # held while pservers are sent tables
@@ -133,6 +134,9 @@ class JobConnection:
             self.training = self._make_training(self._mode)
             undo.callback(self.training.close)
             self.resumed = self._parse_resumed()
+            if registrations[0].progress is not None:
+                self.resumed = resumed_in_place(*registrations[0].progress, role.num_workers)
+                logger.info("worker %d takes its place again, after %d steps", role.worker_index, self.resumed.step)
             self._has_resumed = _RESUME in registrations[0].open_barriers
             undo.pop_all()
 
@@ -146,12 +150,18 @@ class JobConnection:
             for warning in self.resumed.warnings(self._catalog.tables):
                 logger.warning(warning)
         else:
-            self._reporter = PositionReporter(
-                self.control, lambda: self.training, self._since_beginning, self._settings
+            self._reporters.append(
+                PositionReporter(self.control, lambda: self.training, self._since_beginning, self._settings)
             )
         if self._mode is not None and self._mode.is_step_synchronized:
             # A step waits for a worker that is slow, and would wait for one that never registers.
             self.control.barrier("init_worker", once=True)
+        elif self.role.pserver_endpoints:
+            self._reporters.append(
+                ProgressReporter(
+                    self.control, lambda: self.resumed.plus(self.training.progress()), self.role.num_workers
+                )
+            )
         self.training = self._connected_for_all_reduce(self.training, self._mode)
         logger.info(
             "worker %d of %d is connected, pservers: %d",
@@ -281,9 +291,9 @@ class JobConnection:
         """
         with ExitStack() as end:
             end.callback(self.training.close)
-            if self._reporter is not None:
-                end.callback(self._reporter.join)
-                self._reporter.stop()
+            for reporter in self._reporters:
+                end.callback(reporter.join)
+                reporter.stop()
             end.callback(self.control.close)  # ends the call in which the reporter waits
             end.callback(self.client.close)
 

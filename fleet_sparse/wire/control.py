@@ -45,6 +45,7 @@ METHODS: dict[str, tuple[type[Message], type[Message]]] = {
     "AwaitSave": (messages.AwaitSaveRequest, messages.AwaitSaveReply),
     "BeginSave": (messages.BeginSaveRequest, messages.BeginSaveReply),
     "ReportPosition": (messages.ReportPositionRequest, messages.ReportPositionReply),
+    "ReportProgress": (messages.ReportProgressRequest, messages.ReportProgressReply),
     "WriteSave": (messages.WriteSaveRequest, messages.ShardFile),
     "FinishSave": (messages.FinishSaveRequest, messages.FinishSaveReply),
     "EndSave": (messages.EndSaveRequest, messages.EndSaveReply),

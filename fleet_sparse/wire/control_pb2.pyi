@@ -66,7 +66,7 @@ class Launch(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., machine: _Optional[str] = ..., launcher: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers")
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers", "progress")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class RegisterReply(_message.Message):
     RESTORED_SEQ_FIELD_NUMBER: _ClassVar[int]
     HAS_LOG_FIELD_NUMBER: _ClassVar[int]
     OPEN_BARRIERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     shard: int
     num_shards: int
@@ -97,7 +98,8 @@ class RegisterReply(_message.Message):
     restored_seq: int
     has_log: bool
     open_barriers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ...) -> None: ...
+    progress: WorkerPosition
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ..., progress: _Optional[_Union[WorkerPosition, _Mapping]] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec", "num_rejected_ids")
@@ -256,6 +258,18 @@ class ReportPositionRequest(_message.Message):
     def __init__(self, save_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[WorkerPosition, _Mapping]]] = ..., client_id: _Optional[bytes] = ...) -> None: ...
 
 class ReportPositionReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportProgressRequest(_message.Message):
+    __slots__ = ("position", "client_id")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    position: WorkerPosition
+    client_id: bytes
+    def __init__(self, position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., client_id: _Optional[bytes] = ...) -> None: ...
+
+class ReportProgressReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -53,6 +53,14 @@ class Joined(NamedTuple):
     """True if the client is new and no other worker is present."""
 
 
+class WorkerProgress(NamedTuple):
+    """How far a worker is, as it reported last."""
+
+    step: int
+    position: str
+    """That of its loader, JSON; empty if it is not known."""
+
+
 @dataclass(slots=True)
 class _Worker:
     client_id: bytes
@@ -64,6 +72,7 @@ class _Worker:
     why_lost: str = ""
     is_refused: bool = False
     passages: Passages = field(default_factory=Passages)
+    progress: WorkerProgress | None = None
 
 
 class Membership:
@@ -230,8 +239,9 @@ class Membership:
             self._begin_job(registrant)
         self.check_mode(registrant)
         if worker is None or not is_known:
+            progress = None if worker is None or begins_job else worker.progress
             self._remove(index)
-            worker = self._workers[index] = _Worker(client_id, registrant.client_epoch, None, now)
+            worker = self._workers[index] = _Worker(client_id, registrant.client_epoch, None, now, progress=progress)
             self._index_of[client_id] = index
             self._finished.pop(index, None)
             self._ended.discard(client_id)
@@ -347,6 +357,19 @@ class Membership:
             self._modes[worker.mode] += 1
         worker.why_lost = ""
         self._lost.discard(index)
+
+    # Progress
+
+    def report_progress(self, worker_index: int, client_id: bytes, progress: WorkerProgress) -> None:
+        """A worker says how far it is. A client that is not that worker any more has no effect."""
+        worker = self._workers.get(worker_index)
+        if worker is not None and worker.client_id == client_id:
+            worker.progress = progress
+
+    def progress_of(self, worker_index: int) -> WorkerProgress | None:
+        """Returns what a worker reported last, or the process whose place it took in this job."""
+        worker = self._workers.get(worker_index)
+        return None if worker is None else worker.progress
 
     # Barriers
 

@@ -41,7 +41,7 @@ from .barriers import Contribution
 from .checkpoints import Checkpoints
 from .lineage import Lineage, Lineages
 from .load_rpcs import LoadService
-from .membership import Membership, Registrant
+from .membership import Membership, Registrant, WorkerProgress
 from .resumed import ResumedJob
 from .save_rpcs import SaveService
 from .snapshot_loader import Loaded
@@ -172,6 +172,7 @@ class ControlService:
             "AwaitSave": self._saves.await_save,
             "BeginSave": self._saves.begin,
             "ReportPosition": self._saves.report_position,
+            "ReportProgress": self._report_progress,
             "WriteSave": self._saves.write,
             "FinishSave": self._saves.finish,
             "EndSave": self._saves.end,
@@ -302,7 +303,11 @@ class ControlService:
         declared = f"{len(specs)} tables: {', '.join(spec.name for spec in specs)}" if specs else "no new tables"
         _log.info("%s of %d registered %s", who, request.num_workers, declared)
         resumed = "" if self._resumed is None else self._resumed.json_for(request.worker_index)
-        return self._reply(states, resumed, request.client_id)
+        reply = self._reply(states, resumed, request.client_id)
+        progress = self._membership.progress_of(request.worker_index)
+        if progress is not None:
+            reply.progress.CopyFrom(messages.WorkerPosition(worker_index=request.worker_index, **progress._asdict()))
+        return reply
 
     async def _wait_for_admission(self, registrant: Registrant) -> None:
         """Returns when a worker may register; it waits a moment for connections of an earlier process to end."""
@@ -358,6 +363,12 @@ class ControlService:
             has_log=self._has_log,
             open_barriers=sorted(self._membership.open_barriers),
         )
+
+    async def _report_progress(self, request: messages.ReportProgressRequest) -> messages.ReportProgressReply:
+        position = request.position
+        progress = WorkerProgress(position.step, position.position)
+        self._membership.report_progress(position.worker_index, request.client_id, progress)
+        return messages.ReportProgressReply()
 
     # Liveness
 

@@ -6,9 +6,11 @@ import http.client
 import importlib.util
 import io
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -75,13 +77,22 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
                 url = wait_for_line(process, r"^(http://\S+)$")[1]
                 yield Service(urlsplit(url).netloc, pservers, known["ids"], known["prediction"])
             finally:
-                process.terminate()
+                process.send_signal(signal.SIGINT)  # as Ctrl-C
+                output, _ = process.communicate(timeout=60)
+        assert (process.returncode, "Traceback" in output) == (0, False), output
 
 
 def npz_of(**arrays: Any) -> bytes:
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
+
+
+def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(APP), str(tmp_path), "--pservers", "127.0.0.1:1"]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert (ended.returncode, f"{tmp_path}: it has no SERVING.json" in ended.stderr) == (2, True)
+    assert "Traceback" not in ended.stderr
 
 
 def test_it_listens_on_this_host_alone(service: Service) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,14 +26,19 @@ def worker_of(pservers: LocalPservers, index: int, directory: Path, stack: ExitS
 def test_killed_worker_restarts_and_trains_with_the_others(tmp_path: Path) -> None:
     with local_pservers(2, root=tmp_path) as pservers, ExitStack() as stack:
         killed, other = (worker_of(pservers, index, tmp_path, stack) for index in (0, 1))
-        for worker in (killed, other):
-            wait_for_line(worker, "step 50 ")
+        wait_for_line(other, "step 50 ")
+        wait_for_line(killed, "step 1500 ")  # it reports its position once a second
         killed.kill()
+        assert killed.stdout is not None
+        steps = re.findall(r"^step (\d+)", killed.stdout.read(), re.MULTILINE)
+        last = int(steps[-1]) if steps else 1500
         again = worker_of(pservers, 0, tmp_path, stack)
-        first_loss = float(wait_for_line(again, r"step 0 loss (\S+)")[1])
-        wait_for_line(again, "step 50 ")
+        num_steps = int(wait_for_line(again, r"begins after (\d+) steps")[1])
+        assert 0 < num_steps <= last + 50
+        step, first_loss = wait_for_line(again, r"step (\d+) loss (\S+)").groups()
+        assert num_steps <= int(step) < num_steps + 50
         (tmp_path / "finish").touch()
         outputs = [worker.communicate(timeout=60)[0] for worker in (again, other)]
         assert [worker.returncode for worker in (again, other)] == [0, 0], outputs
         assert all("met all workers" in output for output in outputs), outputs
-    assert first_loss < 0, "it began with the parameters that both had trained"
+    assert float(first_loss) < 0, "it began with the parameters that both had trained"

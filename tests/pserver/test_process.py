@@ -26,6 +26,7 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import PserverProcess, child_environment
 from fleet_sparse.settings import Channel, Settings
+from fleet_sparse.supervise import TRY_AGAIN
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -289,6 +290,10 @@ def test_port_in_use_is_refused_in_one_line_at_once(start: Start, unchanged: Pse
     (line,) = pserver.log.read_text().splitlines()
     assert line.startswith("pserver 0: SettingError: control plane: ")
     assert unchanged.endpoint in line
+
+
+def test_restarted_pserver_may_wait_until_its_port_is_free(start: Start, unchanged: Pserver) -> None:
+    assert start("--is-restart", "--control", unchanged.endpoint).wait(END_S) == TRY_AGAIN
 
 
 REFUSED_STARTS: list[tuple[tuple[str, ...], dict[str, Any], str]] = [

@@ -54,6 +54,41 @@ def test_onednn_overwrites_an_input_that_is_read_again(tmp_path, name):
     assert np.abs(found - X.sum(1)).max() > 0.01
 
 
+def network_of(where, build):
+    """Saves a network of `x + p`, where p is 0, and returns its path."""
+    paddle.enable_static()
+    program = paddle.static.Program()
+    with paddle.static.program_guard(program, paddle.static.Program()), paddle.utils.unique_name.guard():
+        x = paddle.static.data("x", [-1, 6], "float32")
+        zero = paddle.nn.initializer.Constant(0.0)
+        targets = build(x + paddle.static.create_parameter([1], "float32", name="p", default_initializer=zero))
+    save_network(where / "net", program, [x], targets, {"p": np.zeros(1, np.float32)})
+    return where / "net"
+
+
+def assigned(e):
+    return [paddle.sum(paddle.square(paddle.assign(e)), axis=1), paddle.sum(e, axis=1)]
+
+
+def scaled(e):
+    """Paddle joins both scales, so that one result has two readers again."""
+    return [paddle.sum(reader(paddle.scale(e, 1.0)), axis=1) for reader in (paddle.square, lambda x: x)]
+
+
+@pytest.mark.parametrize("build", [assigned, scaled])
+def test_a_copy_in_front_of_the_readers_does_not_help(tmp_path, build):
+    _, found = predict(network_of(tmp_path, build), {"x": X})
+    assert np.abs(found - X.sum(1)).max() > 0.01
+
+
+def test_an_empty_batch_fails_with_onednn(tmp_path):
+    network = network_of(tmp_path, lambda e: [e + 0.1])
+    (found,) = predict(network, {"x": X[:0]}, has_onednn=False)
+    assert found.shape == (0, 6)
+    with pytest.raises(RuntimeError):
+        predict(network, {"x": X[:0]})
+
+
 @pytest.mark.parametrize("is_target", [False, True])
 @pytest.mark.parametrize("name", OPS)
 def test_a_guarded_input_keeps_its_value(tmp_path, name, is_target):

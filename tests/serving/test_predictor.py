@@ -14,7 +14,7 @@ import paddle
 import paddle.distributed.fleet as fleet
 import pytest
 
-from fleet_sparse.errors import PlanError, SettingError
+from fleet_sparse.errors import ErrorCode, PlanError, ProtocolError, SettingError
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.serving import Predictor
 from fleet_sparse.serving.pserver_reader import PserverReader
@@ -207,6 +207,36 @@ class Refusing(SeriesReader):
     def read(self, ids, arrays=(), **options):
         assert self.is_open, "nothing should be asked"
         return super().read(ids, arrays, **options)
+
+
+class Gone(SeriesReader):
+    """Has the first version no more, and notes until when dense values of the next one are waited for."""
+
+    is_gone = False
+
+    def read(self, ids, arrays=(), *, version=None, deadline=None):
+        if arrays:
+            self.deadline = deadline
+        elif self.is_gone and version.number == 1:
+            raise ProtocolError("version 1: gone", code=ErrorCode.VERSION_GONE)
+        return super().read(ids, arrays, version=version, deadline=deadline)
+
+    def await_version(self, known, timeout_s=20.0):
+        time.sleep(0.01)
+        return known
+
+    def await_usable(self, known, deadline):
+        return super().await_version(known, 20.0)
+
+
+def test_a_request_that_adopts_a_version_keeps_its_deadline(published):
+    reader = Gone(directory_at(str(published.rows)), ["emb", "other"])
+    with Predictor(str(published.directory), reader, settings=settings_of(deadline_s=5.0)) as predictor:
+        assert reader.deadline is None
+        second, reader.is_gone, begun_at = published.publish(), True, time.monotonic()
+        assert predictor.run(published.feeds[0]).version == second
+        assert begun_at < reader.deadline <= time.monotonic() + 5.0
+        assert predictor.stats().num_restarts == 1
 
 
 @pytest.mark.parametrize(

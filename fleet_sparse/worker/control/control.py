@@ -17,6 +17,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, ClientRole
 
+from ..modes.step import Progress
 from ..net.shard_link import ClientIdentity, Registration, Resumption
 from .liveness import IncarnationWatcher, Liveness, ShardTables
 from .registration import Membership, Registrar
@@ -177,6 +178,18 @@ class ControlClient:
             with self._lock:
                 self._open_barriers.add(name)
         return Passed(reply.num_loads, reply.others_wait)
+
+    def report_progress(self, progress: Progress) -> None:
+        """Tells shard 0 how far this worker is.
+
+        Raises:
+            ShardUnavailable: Shard 0 is gone.
+        """
+        position = messages.WorkerPosition(
+            worker_index=self._membership.worker_index, step=progress.num_steps, position=progress.position or ""
+        )
+        request = messages.ReportProgressRequest(position=position, client_id=self.identity.client_id)
+        self._rpc.call(0, "ReportProgress", request, self._settings.deadline_s)
 
     def gather(self, name: str, contribution: bytes) -> list[bytes]:
         """Returns the contributions of all workers, by their index, when every worker has called it like `barrier`.

@@ -168,6 +168,7 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         reply.restored_seq,
         reply.has_log,
         tuple(reply.open_barriers),
+        (reply.progress.step, reply.progress.position) if reply.HasField("progress") else None,
     )
 
 

@@ -63,6 +63,8 @@ class Registration(NamedTuple):
     """True if every push that it answered survives its process."""
     open_barriers: tuple[str, ...] = ()
     """Of shard 0: the barriers that have opened for the rest of the job."""
+    progress: tuple[int, str] | None = None
+    """Of shard 0: steps and loader's position of the process whose place this worker takes in a running job."""
 
 
 class Resumption(NamedTuple):

@@ -8,7 +8,14 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import PlanError, SettingError, WorkerLost
 from fleet_sparse.launch import Launch
 from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
-from fleet_sparse.pserver.admin.membership import MAX_WORKERS, RECONNECT_S, Joined, Membership, Registrant
+from fleet_sparse.pserver.admin.membership import (
+    MAX_WORKERS,
+    RECONNECT_S,
+    Joined,
+    Membership,
+    Registrant,
+    WorkerProgress,
+)
 
 LOST_AFTER_S = 30.0
 UNSEEN_AFTER_S = 60.0
@@ -522,6 +529,26 @@ def test_worker_of_the_job_before_may_join_the_next() -> None:
     job.register(1, client=9, mode=Mode(SYNC))
     job.register(0, mode=Mode(SYNC))
     assert not job.arrive("b", 0)
+
+
+def test_a_process_in_the_place_of_another_has_its_progress() -> None:
+    job = Job(2)
+    job.members.report_progress(1, client_of(1), WorkerProgress(7, "{}"))
+    job.leave(1)
+    job.register(1, client=9)
+    assert job.members.progress_of(1) == WorkerProgress(7, "{}")
+    job.members.report_progress(1, client_of(1), WorkerProgress(8, "{}"))
+    assert job.members.progress_of(1) == WorkerProgress(7, "{}")
+    assert job.members.progress_of(0) is None
+
+
+def test_progress_ends_with_the_job() -> None:
+    job = Job(2)
+    job.members.report_progress(1, client_of(1), WorkerProgress(7, "{}"))
+    for worker in (0, 1):
+        job.leave(worker)
+    job.register(1, client=9)
+    assert job.members.progress_of(1) is None
 
 
 def test_next_job_may_have_another_number_of_workers() -> None:
