@@ -60,10 +60,11 @@ def create() -> FastAPI:
     directory = directory_at(model)
     served = read_model(directory)
     feed_when_ready = ready_feed(directory, served)
+    predictor = Predictor(model, os.environ[PSERVERS])
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with Predictor(model, os.environ[PSERVERS]) as predictor:
+        with predictor:
             app.state.predictor = predictor
             yield
 
@@ -257,7 +258,10 @@ def run_processes(listener: socket.socket, num_processes: int) -> None:
     try:
         for process in processes:
             process.start()
-        wait([process.sentinel for process in processes])
+        ended = wait([process.sentinel for process in processes])
+        for process in processes:
+            if process.sentinel in ended:
+                process.join()  # it has no exit code yet when its sentinel is ready
         sys.exit(max(abs(process.exitcode or 0) for process in processes))
     finally:
         for process in processes:
@@ -267,8 +271,12 @@ def run_processes(listener: socket.socket, num_processes: int) -> None:
 
 
 def run_process(listener: socket.socket) -> None:
-    """Serves in this process until it is told to end."""
-    uvicorn.Server(uvicorn.Config(create, factory=True, log_level="warning")).run([listener])
+    """Serves in this process until it is told to end. Without model or pservers it says why in one line."""
+    try:
+        app = create()
+    except FleetSparseError as error:
+        sys.exit(f"app.py: {error}")
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
 
 if __name__ == "__main__":

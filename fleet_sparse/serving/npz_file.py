@@ -35,12 +35,13 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """
     try:
         with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no .npz file")
+            file.seek(0)
             opened = np.load(file, allow_pickle=False)
-            if not isinstance(opened, np.lib.npyio.NpzFile):
-                raise ValueError("it has one array without a name")
             return {name: opened[name] for name in opened.files}
     except WRONG_NPZ as error:
-        raise SettingError(f"{path}: cannot be read: {error}. It should be a file of numpy.savez") from error
+        raise SettingError(f"{path}: cannot be read: {_reason(error)}. It should be a file of numpy.savez") from error
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -55,4 +56,9 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
     except OSError as error:
-        raise SettingError(f"{path}: cannot be written: {error}") from error
+        raise SettingError(f"{path}: cannot be written: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Without the path, which the message begins with."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -387,7 +387,8 @@ class Predictor:
                     self._cache.switch(version, changed)
                 self._stats = replace(self._stats, num_adopted=self._stats.num_adopted + 1, last_failure="")
         log = _log.info if version.number >= known.number else _log.warning
-        log("predicts with snapshot %d (%016x) in place of %d", version.number, version.checksum, known.number)
+        former = "" if known == NO_VERSION else f" in place of {known.number}"
+        log("predicts with snapshot %d (%016x)%s", version.number, version.checksum, former)
 
     def _network_of(self, version: Version, deadline: float | None) -> Network:
         """Opens the network with the dense values of a version, and computes once with it."""

@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 _AWAIT_TIMEOUT_S = 30.0  # longer than a pserver waits
 _ATTACH_TIMEOUT_S, _ATTACH_PAUSE_S = 2.0, 0.1
 _REFUSED_PAUSE_S = 1.0
+_SILENT_S = 1.0
+"""After this time of waiting for pservers the log says for which one."""
 
 
 class Attached(NamedTuple):
@@ -117,7 +119,8 @@ class ReplicaWatch:
         Raises:
             FleetSparseError: One refused, or none of a shard was reached in time.
         """
-        deadline = time.monotonic() + timeout_s
+        begun_at = time.monotonic()
+        deadline, is_silent = begun_at + timeout_s, True
         with self.state:
             while (missing := self.replicas.missing_shard()) is not None:
                 refusals = [each for each in self._errors.values() if not isinstance(each, ShardUnavailable)]
@@ -126,7 +129,11 @@ class ReplicaWatch:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise self.unavailable(missing, f"no pserver reached in {timeout_s:g} s")
-                self.state.wait(left_s)
+                if is_silent and time.monotonic() >= begun_at + _SILENT_S:
+                    is_silent = False
+                    where = f"shard {missing} at {'|'.join(self._of_shard[missing])}"
+                    _log.info("%s is not up yet, waiting for up to %g s", where, timeout_s)
+                self.state.wait(min(left_s, _SILENT_S) if is_silent else left_s)
 
     def await_version(self, known: Version, timeout_s: float) -> Version:
         """Returns the version that follows `known` as soon as all shards have it; `known` after `timeout_s`."""

@@ -34,6 +34,7 @@ class Service(NamedTuple):
     """A running service."""
 
     host: str
+    directory: Path
     pservers: LocalPservers
     ids: Any
     expected: Any
@@ -75,7 +76,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         ) as process:
             try:
                 url = wait_for_line(process, r"^(http://\S+)$")[1]
-                yield Service(urlsplit(url).netloc, pservers, known["ids"], known["prediction"])
+                yield Service(urlsplit(url).netloc, directory, pservers, known["ids"], known["prediction"])
             finally:
                 process.send_signal(signal.SIGINT)  # as Ctrl-C
                 output, _ = process.communicate(timeout=60)
@@ -184,6 +185,28 @@ def test_more_examples_than_allowed_are_413(service: Service) -> None:
     status, _, answer = service.predict({"ids": [[1, 2, 3, 4]] * (MAX_BATCH + 1)})
     assert status == 413
     assert f"{MAX_BATCH + 1} examples" in answer["detail"]
+
+
+@pytest.mark.parametrize("model", ["absent", "serve"])
+def test_a_service_that_cannot_begin_says_why_in_one_line(service: Service, model: str) -> None:
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(APP),
+        model,
+        "--pservers",
+        service.pservers.endpoints[0],
+        "--port",
+        "0",
+    ]
+    ended = subprocess.run(
+        command, cwd=service.directory, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    (line,) = [each for each in ended.stderr.splitlines() if not each.startswith("[")]  # logs are the others
+    assert ended.returncode == 1
+    assert line.startswith("app.py: ")
+    assert ("it has no SERVING.json" if model == "absent" else "it is shard 0 of 3, should be shard 0 of 1") in line
 
 
 def test_without_a_pserver_it_is_alive_but_not_ready(service: Service) -> None:

@@ -206,3 +206,17 @@ def test_what_is_no_file_of_arrays_is_refused_by_path(tmp_path: Path, write: Any
     write(path)
     with pytest.raises(SettingError, match=r"feeds\.npz"):
         read_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"), [(pickled, "it is no .npz file"), (lambda path: None, "No such file or directory")]
+)
+def test_a_refused_file_is_named_once_without_advice_of_numpy(tmp_path: Path, write: Any, reason: str) -> None:
+    path = tmp_path / "feeds.npz"
+    write(path)
+    with pytest.raises(SettingError) as refused:
+        read_npz(path)
+    assert str(refused.value) == f"{path}: cannot be read: {reason}. It should be a file of numpy.savez"
+    with pytest.raises(SettingError) as refused:
+        write_npz(tmp_path / "absent" / "out", {})
+    assert str(refused.value) == f"{tmp_path}/absent/out: cannot be written: No such file or directory"

@@ -100,14 +100,19 @@ def test_rows_inside_the_process_follow_the_series(published):
     check(load, published)
 
 
-def test_removing_the_newest_snapshot_is_a_way_back(published):
+def test_removing_the_newest_snapshot_is_a_way_back(published, caplog):
     first = published.newest
     second = published.publish()
-    with Predictor(str(published.directory)) as predictor:
+    caplog.clear()  # publishing predicts, too
+    with caplog.at_level("INFO"), Predictor(str(published.directory)) as predictor:
         assert predictor.stats().version == second
         shutil.rmtree(published.rows / f"{second.number:06}-delta")
         wait_for(predictor, first)
         assert right(predictor, published)
+    assert [each for each in caplog.messages if each.startswith("predicts with")] == [
+        f"predicts with snapshot {second.number} ({second.checksum:016x})",
+        f"predicts with snapshot {first.number} ({first.checksum:016x}) in place of {second.number}",
+    ]
 
 
 def test_a_killed_replica_costs_no_answer(published):

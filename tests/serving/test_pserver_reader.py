@@ -263,3 +263,11 @@ def test_a_pserver_does_not_start_with_a_damaged_serve_file(tmp_path: Path) -> N
     )
     assert ended.returncode == 1
     assert "SERVE.json" in ended.stderr
+
+
+def test_a_reader_that_waits_for_pservers_says_for_which(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), pytest.raises(ShardUnavailable):
+        PserverReader("127.0.0.1:1|127.0.0.1:2", Settings(connect_s=1.5))
+    assert [each for each in caplog.messages if "not up yet" in each] == [
+        "shard 0 at 127.0.0.1:1|127.0.0.1:2 is not up yet, waiting for up to 1.5 s"
+    ]
