@@ -133,17 +133,18 @@ class Jobs:
                 del self._barred[oldest]
                 self.reading.discard(oldest)
 
-    def admit(self, client_id: bytes, op: Op) -> None:
-        """Checks that a client that is not among those that may push, or pull, may do it.
-
-        Raises:
-            Refusal: Another client has taken its place, it is a reader or a tool, or it has not registered.
-        """
-        if op not in PULLS and client_id in self._barred:
-            raise Refusal.because(self._barred[client_id])
-        if self._only_registered:
-            raise Refusal(ErrorCode.FORBIDDEN, f"{UNREGISTERED} {op.name}")
+    def admits(self, client_id: bytes, op: Op) -> bool:
+        """Returns whether a client that is not among those that may push, or pull, is one of them from now on."""
+        if self._only_registered or (op not in PULLS and client_id in self._barred):
+            return False
         (self.reading if op in PULLS else self.pushing).add(client_id)
+        return True
+
+    def refusal(self, client_id: bytes, op: Op) -> Refusal:
+        """Returns why a request of a client that is not admitted is refused."""
+        if op not in PULLS and client_id in self._barred:
+            return Refusal.because(self._barred[client_id])
+        return Refusal(ErrorCode.FORBIDDEN, f"{UNREGISTERED} {op.name}")
 
     def _bar(self, client_ids: Collection[bytes]) -> None:
         """Other clients have taken the places of these."""

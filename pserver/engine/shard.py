@@ -273,8 +273,9 @@ class Shard:
             check_step(job, self._jobs.ended, header)
         client_id = header.client_id
         is_pull = header.op in PULLS
-        if client_id not in (self._jobs.reading if is_pull else self._jobs.pushing):
-            self._jobs.admit(client_id, header.op)
+        known = self._jobs.reading if is_pull else self._jobs.pushing
+        if client_id not in known and not self._jobs.admits(client_id, header.op):
+            raise self._jobs.refusal(client_id, header.op)
         verdict = (
             self.ledger.judge_pull(client_id, header.push_floor)
             if is_pull
@@ -318,7 +319,7 @@ class Shard:
         if (
             self.fault
             or (header.step > 0 and not self._is_plain_step(job, header))
-            or client_id not in self._jobs.reading
+            or (client_id not in self._jobs.reading and not self._jobs.admits(client_id, Op.PULL))
             or self.ledger.newest(client_id) < header.push_floor
             or (job is not None and job.must_wait(header, self.ledger.applied(client_id)))
         ):
@@ -342,7 +343,7 @@ class Shard:
             self.fault
             or (job is None) is (header.step > 0)
             or (header.step > 0 and not self._is_plain_step(job, header))
-            or client_id not in self._jobs.pushing
+            or (client_id not in self._jobs.pushing and not self._jobs.admits(client_id, Op.PUSH))
             or self.ledger.judge_push(client_id, header.push_seq) is not Verdict.NEW
             or self.ledger.has_staged(client_id)
             or (self.log is not None and self.log.is_full)

@@ -23,6 +23,7 @@ from fleet_sparse.errors import Forbidden, SettingError, ShardUnavailable
 from fleet_sparse.keys import TRAINER, read_keys
 from fleet_sparse.local_pservers import PserverProcess, local_pservers
 from fleet_sparse.net_addresses import Address
+from fleet_sparse.serving.pserver_reader import PserverReader
 from fleet_sparse.settings import ClientRights, Settings
 from fleet_sparse.wire.control import ClientRole
 from fleet_sparse.worker.control.control import ControlClient
@@ -31,6 +32,7 @@ from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import ClientIdentity
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
+from support import saves
 from support.job_keys import make_keys
 from support.pserver_job import connected
 from support.shards import CLUSTER, SGD
@@ -40,11 +42,11 @@ ELSEWHERE = ("--servers", "127.0.0.1:0,203.0.113.77:0")
 IMPATIENT = Settings(connect_s=2.0, deadline_s=2.0)
 
 
-def pserver(directory: Path, shard: int, **variables: str) -> PserverProcess:
+def pserver(directory: Path, shard: int, *arguments: str, **variables: str) -> PserverProcess:
     environment = {"FLEET_SPARSE_ROOT": str(directory), **variables}
     log = directory / f"pserver-{shard}.log"
     return PserverProcess(
-        shard, 2, *ELSEWHERE, cluster_id=CLUSTER, directory=directory, environment=environment, log=log
+        shard, 2, *ELSEWHERE, *arguments, cluster_id=CLUSTER, directory=directory, environment=environment, log=log
     )
 
 
@@ -273,3 +275,17 @@ def test_the_log_counts_refusals(job: list[PserverProcess], keys: Path) -> None:
         for _ in range(200):
             what_is_forbidden(control.stop)
     assert log_of(job[0]).count("\n") - num_lines < 20
+
+
+def test_a_reader_reads_from_a_read_only_pserver(keys: Path, tmp_path: Path) -> None:
+    shards = saves.trained(2)
+    saves.save(shards, tmp_path)
+    with ExitStack() as stack:
+        variables = {"FLEET_SPARSE_KEYS": str(keys)}
+        processes = [pserver(tmp_path, shard, "--read-only", "--load", ".", **variables) for shard in range(2)]
+        for process in processes:
+            stack.callback(process.kill)
+        for role in ("reader", "trainer"):
+            reader = stack.enter_context(PserverReader(endpoints(processes), as_role(keys, role)))
+            name = next(iter(reader.tables))
+            assert reader.read({name: np.arange(8)}).rows[name].shape == (8, reader.tables[name].dim)

@@ -50,13 +50,6 @@ class Twins:
         self.client = FrameClient(self.shards[0])
         self.straight = StraightAnswers(self.shards[0], MAX_BYTES)
         self._readable = ReadableAnswers(self.shards[1], MAX_BYTES)
-        self.register(self.client)
-
-    def register(self, *clients: FrameClient[Shard]) -> None:
-        """Makes these clients the workers of a job whose steps are not counted."""
-        for shard in self.shards:
-            for index, client in enumerate(clients):
-                shard.join(index, len(clients), client.client_id, None, begins_job=index == 0)
 
     def ask(self, parts: Sequence[Any]) -> Frame:
         """Sends both a request; returns their reply, which is the same."""
@@ -262,7 +255,6 @@ def test_a_push_of_pulled_ids_changes_their_rows(twins: Twins, num_new: int) -> 
 
 def test_rows_that_another_client_creates_meanwhile_stay(twins: Twins) -> None:
     ids, other = ids_of(1, 2, 3), FrameClient(twins.shards[0], b"another client .")
-    twins.register(twins.client, other)
     twins.send(Op.PULL, pull(ODD, ids))
     twins.ask(encode(other.frame(Op.PUSH, push(ODD, ids_of(2), gradients(ODD, 1)))))
     twins.send(Op.PUSH, push(ODD, ids, gradients(ODD, 3)))
@@ -283,7 +275,6 @@ def test_rows_that_moved_after_a_pull_are_found_again(twins: Twins) -> None:
 @pytest.mark.parametrize("num_clients", [12, MAX_REMEMBERED_CLIENTS + 5])
 def test_many_clients_push_the_rows_that_they_pulled(twins: Twins, num_clients: int) -> None:
     clients = [FrameClient(twins.shards[0], bytes([1 + number]) * 16) for number in range(num_clients)]
-    twins.register(*clients)
     for _ in range(2):
         for number, client in enumerate(clients):
             twins.ask(encode(client.frame(Op.PULL, pull(SGD, ids_of(100 + number, 1)))))
