@@ -229,7 +229,11 @@ def test_stop_signal_reaches_the_child() -> None:
 
 
 def test_hang_up_ends_the_supervisor_with_its_child() -> None:
-    supervisor = supervisor_of("print('ready', flush=True)\ntime.sleep(60)")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run below nohup
+    try:
+        supervisor = supervisor_of("print('ready', flush=True)\ntime.sleep(60)")
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert line_of(supervisor) == "ready"
     supervisor.send_signal(signal.SIGHUP)
     assert output_of(supervisor) == ""

@@ -239,7 +239,7 @@ def main() -> None:
     try:
         read_model(directory_at(options.model))
     except FleetSparseError as error:
-        parser.error(str(error))
+        sys.exit(f"app.py: {error}")
     os.environ.update({MODEL: options.model, PSERVERS: options.pservers, MAX_BATCH: str(options.max_batch)})
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

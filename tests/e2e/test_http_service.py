@@ -89,13 +89,6 @@ def npz_of(**arrays: Any) -> bytes:
     return file.getvalue()
 
 
-def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", str(APP), str(tmp_path), "--pservers", "127.0.0.1:1"]
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert (ended.returncode, f"{tmp_path}: it has no SERVING.json" in ended.stderr) == (2, True)
-    assert "Traceback" not in ended.stderr
-
-
 def test_it_listens_on_this_host_alone(service: Service) -> None:
     assert service.host.startswith("127.0.0.1:")
 
