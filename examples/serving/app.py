@@ -29,6 +29,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
+import paddle
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -48,6 +49,7 @@ MAX_BYTES = 64 << 20
 """Largest request, and largest content of an npz."""
 NUM_READY_EXAMPLES = 64
 BACKLOG = 1024
+END_S = 20.0
 
 
 class TooLarge(Exception):
@@ -264,14 +266,19 @@ def run_processes(listener: socket.socket, num_processes: int) -> None:
                 process.join()  # it has no exit code yet when its sentinel is ready
         sys.exit(max(abs(process.exitcode or 0) for process in processes))
     finally:
-        for process in processes:
-            if process.pid is not None:
-                process.terminate()
-                process.join()
+        started = [process for process in processes if process.pid is not None]
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.join(END_S)
+            process.kill()  # if it has not ended
+            process.join()
 
 
 def run_process(listener: socket.socket) -> None:
     """Serves in this process until it is told to end. Without model or pservers it says why in one line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the first process too, which ends this one
+    paddle.disable_signal_handler()  # it prints a stack trace at SIGTERM
     try:
         app = create()
     except FleetSparseError as error:
