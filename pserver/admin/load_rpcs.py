@@ -63,6 +63,9 @@ class LoadService:
         on_snapshot: Called with the name of each snapshot that replaced the whole shard.
         checkpoints: Checkpoints of the log, which has one of a loaded snapshot before its load is answered.
         on_resumed: Called with the manifest of each snapshot from which the job continues.
+
+    Attributes:
+        num_kept: Number of loads into the running job that replaced the shard.
     """
 
     def __init__(
@@ -87,12 +90,7 @@ class LoadService:
         self._on_resumed = on_resumed
         self._staged: _Staged | None = None
         self._kept: dict[str, list[messages.TableState]] = {}  # the newest load that was kept, by id
-        self._num_kept = 0
-
-    @property
-    def num_kept(self) -> int:
-        """Number of loads into the running job that replaced the shard."""
-        return self._num_kept
+        self.num_kept = 0
 
     def give_up(self) -> None:
         """Discards what is staged: a worker is lost, or was started again."""
@@ -165,7 +163,7 @@ class LoadService:
                 if resumes:
                     self._on_resumed(loaded.manifest)
             self._kept = {staged.load_id: states}
-            self._num_kept += 1
+            self.num_kept += 1
         finally:
             await self._close(staged)
 

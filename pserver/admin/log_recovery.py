@@ -121,7 +121,13 @@ def start_log(shard: Shard, directory: Path, settings: Settings, *, segment_byte
         sync_s=settings.log_sync_s,
         segment_bytes=segment_bytes,
     )
-    shard.log = ShardLog(writer, shard.tables, is_synced=settings.durability == "sync", failover_s=settings.failover_s)
+    shard.log = ShardLog(
+        writer,
+        shard.tables,
+        is_synced=settings.durability == "sync",
+        failover_s=settings.failover_s,
+        control=None if replayed is None else replayed.control,
+    )
     if replayed is not None and replayed.is_cut:
         write_checkpoint(shard)
     return replayed is not None and replayed.num_records > 0

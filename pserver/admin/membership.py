@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.errors import SettingError, WorkerLost
 from fleet_sparse.launch import Launch
 
+from ..log.control_state import BarrierOpening, ControlState
 from .barriers import LAST_BARRIER, Barriers, Contribution, Passages
 
 MAX_WORKERS = 65_536
@@ -104,6 +105,23 @@ class Membership:
         self._ended: set[bytes] = set()  # clients of the job before
         self._ended_by = 0  # the worker that began the present one
         self._barriers = Barriers(unseen_after_s, self._workers)
+        self._opening: BarrierOpening | None = None  # of the last call of `arrive`
+
+    def restore(self, state: ControlState, now: float) -> None:
+        """Continues with the workers of a log. They count as registered now, and as not connected."""
+        for index, worker in state.workers.items():
+            self._job_id, self._num_workers, self._launch = worker.job_id, worker.num_workers, Launch(*worker.launch)
+            restored = self._workers[index] = _Worker(worker.client_id, worker.client_epoch, None, now)
+            self._set_mode(restored, None if worker.mode is None else parse_mode(worker.mode))
+            self._index_of[worker.client_id] = index
+        self._ended, self._ended_by = set(state.ended), state.ended_by
+        self._barriers.begin_job(self._num_workers)
+        self._barriers.keep_open(each.name for each in state.openings if each.once)
+        for opening in state.openings:
+            for index in opening.passed:
+                self._workers[index].passages.add(opening, index)
+        for index in {index for each in state.openings if each.name == LAST_BARRIER for index in each.passed}:
+            self._finish(index)
 
     @property
     def job_id(self) -> int:
@@ -387,10 +405,10 @@ class Membership:
         """Names of the barriers that have opened for the rest of the job."""
         return self._barriers.open_names
 
-    @property
-    def num_opened(self) -> int:
-        """Number of barriers that have opened."""
-        return self._barriers.num_opened
+    def take_opening(self) -> BarrierOpening | None:
+        """Returns the barrier that the last `arrive` opened, once; it may be another one than that of the call."""
+        opening, self._opening = self._opening, None
+        return opening
 
     def find_unseen(self, now: float) -> list[int]:
         """Returns the workers that never registered and for which a barrier waited too long: it has failed."""
@@ -447,8 +465,9 @@ class Membership:
         if opening is None:
             return False
         if opening.name == LAST_BARRIER:
-            for index in opening.workers:
+            for index in opening.passed:
                 self._finish(index)
+        self._opening = opening
         return opening.name == name
 
     def _finish(self, index: int) -> None:

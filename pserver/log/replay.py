@@ -23,6 +23,7 @@ from ..engine.shard import Shard
 from ..tables.admission import statistics_of
 from ..tables.mutations import Assignment, DayEnd, Mutation, Push, Replacement, Shrink
 from ..tables.row_limit import MEMORY_USE
+from .control_state import CHANGE_OF, ControlState, parse_change
 from .log_format import Kind, Record, corrupt
 from .log_reader import LogReader
 
@@ -39,6 +40,8 @@ class Replayed(NamedTuple):
     """Largest generation of the log; 0 if it is empty."""
     newest_lsn: int
     newest_checksum: int
+    control: ControlState
+    """What the control plane continues from."""
     is_cut: bool
     """True if records were left out, so that a checkpoint has to be written before new ones."""
 
@@ -62,7 +65,7 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
         LogCorrupt: Bytes are wrong.
     """
     directory = reader.directory
-    num_records, num_bytes, is_cut = 0, 0, False
+    num_records, num_bytes, is_cut, control = 0, 0, False, ControlState()
     for number, record in enumerate(_with_effect(reader.records())):
         num_records += 1
         num_bytes += record.head.end
@@ -71,14 +74,20 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
             is_cut = True
         if is_cut:
             continue
+        kind = record.head.kind
         try:
-            with MEMORY_USE.ignored():
-                _carry_out(shard, record, is_first=number == 0 and begins_with_state)
+            if kind in CHANGE_OF:
+                control.apply(parse_change(kind, record.body))
+            elif kind is not Kind.STATE:
+                with MEMORY_USE.ignored():
+                    _carry_out(shard, record)
+            elif number == 0 and begins_with_state:
+                control = _restore(shard, json.loads(record.body), record)
         except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
             what = f"record {record.head.lsn} cannot be replayed ({type(error).__name__}: {error})"
             raise corrupt(str(directory), what, 0) from error
     newest = reader.newest_lsn, reader.newest_checksum
-    return Replayed(num_records, num_bytes, reader.generation, *newest, is_cut)
+    return Replayed(num_records, num_bytes, reader.generation, *newest, control, is_cut)
 
 
 def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
@@ -92,12 +101,9 @@ def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
         yield before
 
 
-def _carry_out(shard: Shard, record: Record, *, is_first: bool) -> None:
+def _carry_out(shard: Shard, record: Record) -> None:
     kind = record.head.kind
-    if kind is Kind.STATE:
-        if is_first:
-            _restore(shard, json.loads(record.body), record)
-    elif kind is Kind.TABLE:
+    if kind is Kind.TABLE:
         body = json.loads(record.body)
         shard.add_table(parse_spec(body["spec"]), declared_by=body["declared_by"], is_loaded=body["is_loaded"])
     elif kind is Kind.JOIN:
@@ -112,13 +118,14 @@ def _carry_out(shard: Shard, record: Record, *, is_first: bool) -> None:
         shard.replay(record.marks, mutations, progress, record.left)
 
 
-def _restore(shard: Shard, body: Mapping[str, Any], record: Record) -> None:
+def _restore(shard: Shard, body: Mapping[str, Any], record: Record) -> ControlState:
     entries = {entry.spec.name: entry for entry in shard.tables.values()}
     for table in body["tables"]:
         entry = entries[table["name"]]
         entry.declared_by, entry.is_loaded = table["declared_by"], table["is_loaded"]
         entry.schema_hashes = {int(schema_hash, 16): trains for schema_hash, trains in table["schema_hashes"]}
     shard.restore(JobsState.parse(body["jobs"]), record.marks, record.left)
+    return ControlState.parse(body["control"])
 
 
 def _mutation_of(kind: Kind, body: Mapping[str, Any]) -> Mutation:

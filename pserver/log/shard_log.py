@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,6 +38,7 @@ from ..engine.progress import Progress
 from ..engine.table_map import TableMap
 from ..refusal import Refusal
 from ..tables.mutations import Assignment, DayEnd, Mutation, Push, Replacement, Shrink
+from .control_state import KIND_OF, ControlChange, ControlState
 from .log_format import Kind, pack_marks, padded
 from .log_writer import LogWriter
 
@@ -49,9 +51,11 @@ class ShardLog:
         tables: Tables of the shard.
         is_synced: True if a commit is durable before it is applied.
         failover_s: As `Settings.failover_s`.
+        control: What the control plane continues from; None for a log that begins.
 
     Attributes:
         writer: As given.
+        control: All changes of the control plane so far.
         is_finished: True if the job has ended in order, so that nothing continues from the log.
     """
 
@@ -62,8 +66,10 @@ class ShardLog:
         *,
         is_synced: bool = False,
         failover_s: float = Settings.failover_s,
+        control: ControlState | None = None,
     ) -> None:
         self.writer = writer
+        self.control = ControlState() if control is None else control
         self.is_finished = False
         self._tables = tables
         self._is_synced = is_synced
@@ -146,9 +152,15 @@ class ShardLog:
         }
         self._append_json(Kind.JOIN, body)
 
+    def note(self, change: ControlChange) -> None:
+        """Appends a change of the control plane."""
+        self._append_body(KIND_OF[type(change)], msgspec.json.encode(change))
+        self.control.apply(change)
+
     def load(self) -> None:
         """Appends that tables were replaced by those of a snapshot."""
         self.writer.append(Kind.LOAD)
+        self.control.num_loads += 1
 
     def begin_checkpoint(self, jobs: JobsState, watermarks: Sequence[Watermark], left: Sequence[Watermark]) -> int:
         """Begins a segment with the state that a rows file does not have; returns its first lsn."""
@@ -162,7 +174,8 @@ class ShardLog:
             for entry in self._tables.values()
         ]
         first_lsn = self.writer.begin_segment()
-        body = json.dumps({"tables": tables, "jobs": jobs.to_builtins()}).encode()
+        state = {"tables": tables, "jobs": jobs.to_builtins(), "control": self.control.to_builtins()}
+        body = json.dumps(state).encode()
         self.writer.append(
             Kind.STATE,
             num_marks=len(watermarks),
@@ -200,8 +213,10 @@ class ShardLog:
         return self._durable.get(client_id, 0)
 
     def _append_json(self, kind: Kind, body: Mapping[str, object]) -> None:
-        text = json.dumps(body).encode()
-        self.writer.append(kind, body_bytes=len(text), parts=padded(text))
+        self._append_body(kind, json.dumps(body).encode())
+
+    def _append_body(self, kind: Kind, body: bytes) -> None:
+        self.writer.append(kind, body_bytes=len(body), parts=padded(body))
 
     def _blocks_of(self, mutations: Sequence[Mutation | PlainPush], progress: Progress) -> tuple[Kind, Op, list[Block]]:
         """Returns kind and blocks of the record of a commit, and an op that may have such blocks."""
