@@ -35,7 +35,7 @@ from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 
 from ..endpoints import DataEndpoints
 from ..engine.shard import Shard, ShrunkTable
-from ..log.control_state import BarrierOpening, ControlState, RegisteredWorker
+from ..log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress
 from ..log.shard_log import ShardLog
 from ..net.requests import Traffic
 from .background import Signal, in_thread, task_of
@@ -290,6 +290,9 @@ class ControlService:
             request.job_id,
             _launch_of(request),
         )
+        resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
+        if resumption is not None:
+            self._membership.check_not_ended(who, request.client_id)
         await self._wait_for_admission(registrant)
         try:
             self._membership.check_mode(registrant)
@@ -302,7 +305,6 @@ class ControlService:
             raise
         joins = self._register_in_job(registrant)
         self._on_job()
-        resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
         if resumption is not None:
             self._membership.keep_open(resumption.open_barriers)
         self._registered.send()
@@ -379,7 +381,10 @@ class ControlService:
     async def _report_progress(self, request: messages.ReportProgressRequest) -> messages.ReportProgressReply:
         position = request.position
         progress = WorkerProgress(position.step, position.position)
-        self._membership.report_progress(position.worker_index, request.client_id, progress)
+        if self._membership.report_progress(position.worker_index, request.client_id, progress):
+            log = self._shard.log
+            if log is not None:
+                await self._on_data_thread(partial(log.note, ReportedProgress(position.worker_index, *progress)))
         return messages.ReportProgressReply()
 
     # Liveness
@@ -436,6 +441,7 @@ class ControlService:
         deadline = time.monotonic() + ADMISSION_S
         # A worker of a restarted pserver may be at a barrier before it has registered again.
         while self._is_restart and not self._membership.is_worker(request.worker_index, request.client_id):
+            self._membership.check_not_ended(f"barrier {name!r}", request.client_id)
             if not await self._registered.wait(deadline):
                 raise ShardUnavailable(
                     f"barrier {name!r}: shard {self._shard.shard_index} was started again, and worker "

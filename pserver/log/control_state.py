@@ -59,10 +59,28 @@ class BarrierOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, passed=passed, contributions=self.contributions if passed else ())
 
 
-ControlChange = RegisteredWorker | BarrierOpening
+class ReportedProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a worker is.
+
+    Attributes:
+        worker: Index of the worker.
+        step: Number of steps that it has trained.
+        position: That of its loader, JSON; empty if it is not known.
+    """
+
+    worker: int
+    step: int
+    position: str
+
+
+ControlChange = RegisteredWorker | BarrierOpening | ReportedProgress
 """A change of the control plane, which is the body of a record."""
 
-KIND_OF: Mapping[type[ControlChange], Kind] = {RegisteredWorker: Kind.REGISTER, BarrierOpening: Kind.BARRIER}
+KIND_OF: Mapping[type[ControlChange], Kind] = {
+    RegisteredWorker: Kind.REGISTER,
+    BarrierOpening: Kind.BARRIER,
+    ReportedProgress: Kind.PROGRESS,
+}
 CHANGE_OF: Mapping[Kind, type[ControlChange]] = {kind: change for change, kind in KIND_OF.items()}
 
 
@@ -71,6 +89,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         workers: The newest registration of each worker of the job, also of those that finished.
+        progress: What each worker, or the one before in its place, reported last.
         openings: The barriers that opened, oldest first, each with the workers that passed no later one of that name.
         ended: Clients of the job before.
         ended_by: The worker that began the present job.
@@ -78,6 +97,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     workers: dict[int, RegisteredWorker] = {}
+    progress: dict[int, ReportedProgress] = {}
     openings: list[BarrierOpening] = []
     ended: list[bytes] = []
     ended_by: int = 0
@@ -92,14 +112,17 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         """Adds a change."""
         if isinstance(change, RegisteredWorker):
             self._register(change)
-        else:
+        elif isinstance(change, BarrierOpening):
             self._drop_passages(change.passed, change.name)
             self.openings.append(change)
+        else:
+            self.progress[change.worker] = change
 
     def _register(self, change: RegisteredWorker) -> None:
         if change.begins_job:
             self.ended, self.ended_by = [each.client_id for each in self.workers.values()], change.worker
             self.workers.clear()
+            self.progress.clear()
             self.openings.clear()
         if change.client_id in self.ended:
             self.ended.remove(change.client_id)

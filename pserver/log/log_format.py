@@ -54,6 +54,7 @@ class Kind(IntEnum):
     VOID = 11
     REGISTER = 12
     BARRIER = 13
+    PROGRESS = 14
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.errors import ErrorCode, WorkerLost
 from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
 from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.control_state import BarrierOpening, ControlState, RegisteredWorker
 from fleet_sparse.wire import control_pb2 as messages
-from support.controls import HeldControl, barrier, registration
+from support.controls import HeldControl, attendance, barrier, registration
 from support.coordinators import in_loop, turns
 from support.logs import logged_shard, recovered
-from support.shards import SGD
-
-MODES = [Mode(ASYNC), Mode(SYNC)]
+from support.shards import SGD, floats, ids_of, push
+from support.steps import Worker
 
 
 def control_of(shard: Shard, *, is_restart: bool = False) -> HeldControl:
@@ -32,6 +32,11 @@ def control_of(shard: Shard, *, is_restart: bool = False) -> HeldControl:
 def restarted(held: HeldControl) -> HeldControl:
     """Returns the pserver that continues after a crash of this one."""
     return control_of(recovered(held.shard), is_restart=True)
+
+
+def job_id_of(held: HeldControl) -> int:
+    assert held.shard.log is not None
+    return held.shard.log.control.job_id
 
 
 def worker(index: int, *, mode: Mode | None = None, client_id: bytes = b"") -> messages.RegisterRequest:
@@ -150,6 +155,91 @@ async def test_loads_of_the_running_job_are_counted_on_after_a_crash(tmp_path: P
     await again.start(resuming(0))
     again_1 = again.start(barrier(1))
     assert [reply.num_loads for reply in await asyncio.gather(again.start(barrier(0)), again_1)] == [1, 1]
+
+
+# Workers
+
+
+def new(index: int, *, mode: Mode | None = None, job_id: int = 0, num_workers: int = 2) -> messages.RegisterRequest:
+    """Returns the registration of a process that takes the place of a worker."""
+    request = registration(SGD, worker=index, num_workers=num_workers, mode=mode or Mode(ASYNC), client_id=b"n" * 16)
+    request.job_id = job_id
+    return request
+
+
+@in_loop
+async def test_new_process_joins_the_job_before_the_others_are_back(tmp_path: Path) -> None:
+    held = await registered(tmp_path)
+    job_id = (await held.start(worker(0))).job_id
+    await meet(held, once(0), once(1))
+    await held.start(progress(1, 7))
+    again = restarted(held)
+    reply = await again.start(new(1))
+    assert (reply.job_id, reply.progress.step, list(reply.open_barriers)) == (job_id, 7, ["init_worker"])
+    assert (await again.start(resuming(0))).job_id == job_id
+    request = barrier(1, client_id=b"n" * 16)
+    await meet(again, barrier(0), request)
+
+
+def progress(index: int, step: int) -> messages.ReportProgressRequest:
+    position = messages.WorkerPosition(worker_index=index, step=step, position="{}")
+    return messages.ReportProgressRequest(position=position, client_id=bytes([index]) * 16)
+
+
+@in_loop
+async def test_new_process_ends_a_sync_job_before_the_others_are_back(tmp_path: Path) -> None:
+    mode = Mode(SYNC)
+    held = await registered(tmp_path, mode)
+    await meet(held, once(0), once(1))
+    for index in range(2):
+        Worker(held.shard, index, client_id=bytes([index]) * 16).push(push(SGD, ids_of(7), floats([1, 1])))
+    again = restarted(held)
+    waiting = asyncio.ensure_future(again.start(barrier(0)))
+    await turns()
+    assert (await again.start(new(1, mode=mode))).job_id != job_id_of(held)
+    with pytest.raises(WorkerLost) as caught:
+        await again.start(resuming(0, mode=mode))
+    assert caught.value.worker_index == 1
+    with pytest.raises(WorkerLost):
+        await waiting
+    reply = Worker(again.shard, 0, client_id=bytes(16), step=1).push(push(SGD, ids_of(7), floats([1, 1])))
+    assert reply.error is not None
+    assert (reply.error.code, reply.error.number) == (ErrorCode.WORKER_LOST, 1)
+    third = restarted(again)  # the end of the job survives, too
+    with pytest.raises(WorkerLost):
+        await third.start(resuming(0, mode=mode))
+
+
+@pytest.mark.parametrize("changes", [{"job_id": 99}, {"num_workers": 3}])
+@in_loop
+async def test_process_of_another_job_begins_it_before_any_is_back(tmp_path: Path, changes: Any) -> None:
+    held = await registered(tmp_path)
+    again = restarted(held)
+    job_id = (await again.start(new(1, **changes))).job_id
+    assert job_id not in (0, job_id_of(held))
+    with pytest.raises(WorkerLost):
+        await again.start(resuming(0))
+
+
+@in_loop
+async def test_worker_that_never_comes_back_is_lost(tmp_path: Path) -> None:
+    held = await registered(tmp_path, Mode(SYNC))
+    again = restarted(held)
+    await again.start(resuming(0, mode=Mode(SYNC)))
+    waiting = asyncio.ensure_future(again.start(barrier(0)))
+    await turns()
+    attending = asyncio.ensure_future(again.start(attendance(0)))
+    await turns()
+    again.now = 29.0
+    again.service.find_lost_workers()
+    await turns()
+    assert not waiting.done()
+    again.now = 31.0
+    again.service.find_lost_workers()
+    with pytest.raises(WorkerLost) as caught:
+        await waiting
+    assert caught.value.worker_index == 1
+    attending.cancel()
 
 
 # The state
