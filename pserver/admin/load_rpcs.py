@@ -18,9 +18,9 @@ from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
+from ..log.lineage import LineageChange, Lineages
 from .background import in_thread, task_of
 from .checkpoints import Checkpoints
-from .lineage import Lineages
 from .root import resolve_under
 from .snapshot_loader import Loaded, load
 
@@ -157,7 +157,7 @@ class LoadService:
             await self._checkpoints.write()
             if staged.filled is not None:
                 loaded = staged.filled.result()
-                self._lineages[loaded.series].add_loaded(loaded.manifest.number)
+                self._lineages.add(LineageChange(loaded.series, loaded=loaded.manifest.number))
                 if loaded.manifest.is_complete and not staged.tables:
                     self._on_snapshot(f"{loaded.series}/{loaded.manifest.name}")
                 if resumes:

@@ -36,12 +36,12 @@ from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 from ..endpoints import DataEndpoints
 from ..engine.shard import Shard, ShrunkTable
 from ..log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress
+from ..log.lineage import LineageChange, Lineages
 from ..log.shard_log import ShardLog
 from ..net.requests import Traffic
 from .background import Signal, in_thread, task_of
 from .barriers import Contribution
 from .checkpoints import Checkpoints
-from .lineage import Lineage, Lineages
 from .load_rpcs import LoadService
 from .membership import Joined, Membership, Registrant, WorkerProgress
 from .resumed import ResumedJob
@@ -118,20 +118,20 @@ class ControlService:
             unseen_after_s=settings.connect_s,
             launch=Launch.of_process(settings.job_id),
         )
-        lineages = Lineages(Lineage)
+        lineages = Lineages({} if shard.log is None else shard.log.control.lineages, self._note)
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
         self._has_log = shard.log is not None
         self._on_job: Callable[[], None] = _ignore if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
         if loaded is not None and supervised is not None and supervised.has_recovered:
-            lineages[loaded.series].saved.add(loaded.manifest.number)
+            lineages.add(LineageChange(loaded.series, saved=loaded.manifest.number))
             loaded, restored = None, shard.ledger.watermarks()
         else:
             restored = shard.ledger.watermarks() if self._has_log and self._is_restart else []
         self._restored = {mark.client_id: mark.watermark for mark in restored}
         if loaded is not None:
-            lineages[loaded.series].add_loaded(loaded.manifest.number)
+            lineages.add(LineageChange(loaded.series, loaded=loaded.manifest.number))
         self._checkpoints = Checkpoints(
             shard, post=post, on_data_thread=self._on_data_thread, max_bytes=settings.checkpoint_bytes
         )
@@ -244,6 +244,11 @@ class ControlService:
             )
             self._alive_at = None
             self._stop()
+
+    def _note(self, change: LineageChange) -> None:
+        """Appends a change to the log, if there is one. Without it a snapshot is not removed, and stays."""
+        if self._shard.log is not None:
+            self._post(partial(self._shard.log.note, change))
 
     def _continue_from(self, state: ControlState) -> None:
         """Continues with the loads of a log and, if workers continue with this pserver, with them."""

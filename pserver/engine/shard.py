@@ -493,7 +493,8 @@ class Shard:
             return None
         if any(entry.table.is_partly_assigned for entry in self.tables.values()):
             return None
-        return self.log.begin_checkpoint(self._jobs.state(), self.ledger.watermarks(), [] if job is None else job.left)
+        left = [] if job is None else job.left
+        return self.log.begin_checkpoint(self._jobs.state(), self.ledger.watermarks(), left, self.base)
 
     def restore(self, state: JobsState, watermarks: Sequence[Watermark], left: Sequence[Watermark]) -> None:
         """Continues with the jobs and pushes that a log kept.

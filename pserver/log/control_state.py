@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from .lineage import Lineage, LineageChange
 from .log_format import Kind
 
 
@@ -73,13 +74,14 @@ class ReportedProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     position: str
 
 
-ControlChange = RegisteredWorker | BarrierOpening | ReportedProgress
+ControlChange = RegisteredWorker | BarrierOpening | ReportedProgress | LineageChange
 """A change of the control plane, which is the body of a record."""
 
 KIND_OF: Mapping[type[ControlChange], Kind] = {
     RegisteredWorker: Kind.REGISTER,
     BarrierOpening: Kind.BARRIER,
     ReportedProgress: Kind.PROGRESS,
+    LineageChange: Kind.LINEAGE,
 }
 CHANGE_OF: Mapping[Kind, type[ControlChange]] = {kind: change for change, kind in KIND_OF.items()}
 
@@ -94,6 +96,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         ended: Clients of the job before.
         ended_by: The worker that began the present job.
         num_loads: Number of loads into the running job.
+        lineages: The job's snapshots, by series.
     """
 
     workers: dict[int, RegisteredWorker] = {}
@@ -102,6 +105,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
     ended: list[bytes] = []
     ended_by: int = 0
     num_loads: int = 0
+    lineages: dict[str, Lineage] = {}
 
     @property
     def job_id(self) -> int:
@@ -115,8 +119,10 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         elif isinstance(change, BarrierOpening):
             self._drop_passages(change.passed, change.name)
             self.openings.append(change)
-        else:
+        elif isinstance(change, ReportedProgress):
             self.progress[change.worker] = change
+        else:
+            self.lineages.setdefault(change.series, Lineage()).apply(change)
 
     def _register(self, change: RegisteredWorker) -> None:
         if change.begins_job:

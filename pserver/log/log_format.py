@@ -55,6 +55,10 @@ class Kind(IntEnum):
     REGISTER = 12
     BARRIER = 13
     PROGRESS = 14
+    LINEAGE = 15
+    CUT = 16
+    END_SAVE = 17
+    CHANGED = 18
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -26,8 +26,13 @@ from ..tables.row_limit import MEMORY_USE
 from .control_state import CHANGE_OF, ControlState, parse_change
 from .log_format import Kind, Record, corrupt
 from .log_reader import LogReader
+from .replayed_save import ReplayedSave
 
 _log = logging.getLogger(__name__)
+
+
+_END_SAVE = {Kind.CUT, Kind.END_SAVE, Kind.TABLE, Kind.SHRINK, Kind.END_DAY}
+"""Kinds before which no save is under way. One without an end was not committed, or its end is not known."""
 
 
 class Replayed(NamedTuple):
@@ -66,6 +71,7 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
     """
     directory = reader.directory
     num_records, num_bytes, is_cut, control = 0, 0, False, ControlState()
+    save: ReplayedSave | None = None
     for number, record in enumerate(_with_effect(reader.records())):
         num_records += 1
         num_bytes += record.head.end
@@ -76,7 +82,14 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
             continue
         kind = record.head.kind
         try:
-            if kind in CHANGE_OF:
+            if save is not None and kind in _END_SAVE:
+                save.end(is_kept=kind is Kind.END_SAVE and json.loads(record.body)["checksum"] is not None)
+                save = None
+            if kind is Kind.CUT:
+                save = ReplayedSave(shard, _criteria_by_table(record.body))
+            elif kind is Kind.END_SAVE:
+                shard.base = _checksum_of(json.loads(record.body)["checksum"]) or shard.base
+            elif kind in CHANGE_OF:
                 control.apply(parse_change(kind, record.body))
             elif kind is not Kind.STATE:
                 with MEMORY_USE.ignored():
@@ -86,6 +99,8 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
         except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
             what = f"record {record.head.lsn} cannot be replayed ({type(error).__name__}: {error})"
             raise corrupt(str(directory), what, 0) from error
+    if save is not None:
+        save.end(is_kept=False)
     newest = reader.newest_lsn, reader.newest_checksum
     return Replayed(num_records, num_bytes, reader.generation, *newest, control, is_cut)
 
@@ -111,6 +126,8 @@ def _carry_out(shard: Shard, record: Record) -> None:
         mode = None if body["mode"] is None else parse_mode(body["mode"])
         client_id = bytes.fromhex(body["client_id"])
         shard.join(body["worker"], body["num_workers"], client_id, mode, begins_job=body["begins_job"])
+    elif kind is Kind.CHANGED:
+        _restore_changes(shard, record.blocks[0], json.loads(record.body))
     elif kind in (Kind.SHRINK, Kind.END_DAY):
         shard.replay([], [_mutation_of(kind, json.loads(record.body))], NO_PROGRESS, [])
     else:
@@ -125,7 +142,23 @@ def _restore(shard: Shard, body: Mapping[str, Any], record: Record) -> ControlSt
         entry.declared_by, entry.is_loaded = table["declared_by"], table["is_loaded"]
         entry.schema_hashes = {int(schema_hash, 16): trains for schema_hash, trains in table["schema_hashes"]}
     shard.restore(JobsState.parse(body["jobs"]), record.marks, record.left)
+    shard.base = _checksum_of(body["base"])
     return ControlState.parse(body["control"])
+
+
+def _restore_changes(shard: Shard, block: Block, body: Mapping[str, Any]) -> None:
+    (entry,) = [entry for entry in shard.tables.values() if entry.spec.name == body["table"]]
+    assert block.ids is not None, "checked by the format"
+    entry.table.restore_changes(block.ids, is_removed=body["is_removed"], is_counter=body["is_counter"])
+
+
+def _checksum_of(text: str | None) -> int | None:
+    return None if text is None else int(text, 16)
+
+
+def _criteria_by_table(body: bytes) -> dict[str, tuple[Criterion, ...]]:
+    left_out = json.loads(body)["left_out"]
+    return {name: tuple(Criterion(*each) for each in criteria) for name, criteria in left_out.items()}
 
 
 def _mutation_of(kind: Kind, body: Mapping[str, Any]) -> Mutation:
