@@ -20,11 +20,12 @@ SCRIPT = "counting.py"
 
 
 class RunningJob:
-    """A fleetrun of 2 pservers and 2 workers, and its logs."""
+    """A fleetrun of 2 pservers and some workers, and its logs."""
 
-    def __init__(self, launcher: subprocess.Popen[str], directory: Path) -> None:
+    def __init__(self, launcher: subprocess.Popen[str], directory: Path, num_workers: int) -> None:
         self.launcher = launcher
         self._directory = directory
+        self._num_workers = num_workers
 
     def log(self, name: str) -> str:
         path = self._directory / "log" / name
@@ -43,7 +44,7 @@ class RunningJob:
 
     def wait_for_steps(self, num_steps: int) -> None:
         """Waits until each worker has made so many more steps."""
-        targets = [self.steps(worker) + num_steps for worker in range(2)]
+        targets = [self.steps(worker) + num_steps for worker in range(self._num_workers)]
         self.wait_for(lambda: all(self.steps(worker) >= target for worker, target in enumerate(targets)))
 
     def pserver_pid(self, shard: int) -> int:
@@ -54,14 +55,17 @@ class RunningJob:
 
     def finish(self) -> None:
         (self._directory / "finish").touch()
-        self.wait_for(lambda: all("ended well" in self.log(f"workerlog.{worker}") for worker in range(2)))
+        workers = range(self._num_workers)
+        self.wait_for(lambda: all("ended well" in self.log(f"workerlog.{worker}") for worker in workers))
         self.launcher.wait(TIMEOUT_S)
 
 
 @contextmanager
-def running_job(directory: Path, script: str = SCRIPT, **variables: str) -> Iterator[RunningJob]:
+def running_job(
+    directory: Path, script: str = SCRIPT, *, num_workers: int = 2, **variables: str
+) -> Iterator[RunningJob]:
     command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
-    command += ["--server_num", "2", "--worker_num", "2", str(SCRIPTS / script)]
+    command += ["--server_num", "2", "--worker_num", str(num_workers), str(SCRIPTS / script)]
     with subprocess.Popen(
         command,
         cwd=directory,
@@ -72,7 +76,7 @@ def running_job(directory: Path, script: str = SCRIPT, **variables: str) -> Iter
         start_new_session=True,
     ) as launcher:
         try:
-            yield RunningJob(launcher, directory)
+            yield RunningJob(launcher, directory, num_workers)
         finally:
             # A signal ends fleetrun but not its children, which are in its process group.
             with suppress(ProcessLookupError):  # all of them ended by themselves
@@ -136,6 +140,41 @@ def test_killed_pserver_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mod
         for worker in range(2):
             assert lost_pushes(job.log(f"workerlog.{worker}")) == {0: 0, 1: 0}
         check_counts(job, steps_per_push)
+
+
+def losses_of_logged_job(directory: Path, kills: Sequence[int], num_workers: int, **variables: str) -> list[str]:
+    """Runs a sync job with a log, whose pservers are killed in this order; returns the losses of each worker."""
+    directory.mkdir()
+    variables["FLEET_SPARSE_DURABILITY"] = "log"
+    with running_job(directory, "logged.py", num_workers=num_workers, **variables) as job:
+        for shard in kills:
+            job.wait_for_steps(40)
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+        job.finish()
+        assert job.launcher.returncode == 0
+    losses = [(directory / f"losses{worker}").read_text() for worker in range(num_workers)]
+    assert [len(each.splitlines()) for each in losses] == [300] * num_workers
+    return losses
+
+
+@pytest.mark.guarantee("W7")
+@pytest.mark.guarantee("W8")
+@pytest.mark.parametrize(
+    ("num_workers", "look_ahead", "clip"),
+    [
+        (2, "1", "1"),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in [(2, "1", ""), (2, "", "1"), (1, "", ""), (1, "1", "1")]
+        ),
+    ],
+)
+def test_killed_pserver_with_a_log_changes_no_loss_by_a_bit(
+    tmp_path: Path, num_workers: int, look_ahead: str, clip: str
+) -> None:
+    variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip}
+    undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], num_workers, **variables)
+    assert losses_of_logged_job(tmp_path / "killed", [0, 1, 0, 0], num_workers, **variables) == undisturbed
 
 
 @pytest.mark.slow
