@@ -211,6 +211,20 @@ def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) ->
         assert any("ShardUnavailable: shard 1" in job.log(f"workerlog.{worker}") for worker in range(2))
 
 
+@pytest.mark.slow
+def test_worker_that_dies_with_the_pservers_returns_to_its_job(tmp_path: Path) -> None:
+    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3", FLEET_SPARSE_DURABILITY="log") as job:
+        job.wait_for_steps(50)
+        for shard in range(2):
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+        os.kill(job.worker_pids(1)[0], signal.SIGKILL)
+        job.wait_for(lambda: len(job.worker_pids(1)) == 2)
+        job.wait_for(lambda: job.log("workerlog.1").count("step 50\n") == 2)
+        job.finish()
+        check_counts(job, 1, workers=[0])
+        assert job.launcher.returncode == 0
+
+
 @pytest.mark.guarantee("A6")
 @pytest.mark.parametrize("resumes", ["", "1"], ids=["script that begins", "script that resumes"])
 def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: str) -> None:
@@ -224,13 +238,18 @@ def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: s
         assert job.launcher.returncode == 0
 
 
-def losses_of_resumed_job(directory: Path, kills: Sequence[tuple[str, int]], **variables: str) -> list[dict[int, str]]:
-    """Runs the job, in which one process after the other is killed; returns the last loss of each step, by worker."""
+Kill = Sequence[tuple[str, int]]
+"""Role and index of processes that are killed together."""
+
+
+def losses_of_resumed_job(directory: Path, kills: Sequence[Kill], **variables: str) -> list[dict[int, str]]:
+    """Runs the job, in which processes are killed; returns the last loss of each step, by worker."""
     directory.mkdir()
     with running_job(directory, "resuming.py", FLEET_SPARSE_RESTARTS="10", **variables) as job:
-        for number, (role, index) in enumerate(kills, 1):
+        for number, kill in enumerate(kills, 1):
             job.wait_for(lambda n=number: all(job.log(f"workerlog.{w}").count("waits\n") == n for w in range(2)))
-            os.kill(job.worker_pids(index)[-1] if role == "worker" else job.pserver_pid(index), signal.SIGKILL)
+            for role, index in kill:
+                os.kill(job.worker_pids(index)[-1] if role == "worker" else job.pserver_pid(index), signal.SIGKILL)
             (directory / f"go{number}").touch()
         job.wait_for(lambda: all("ended well" in job.log(f"workerlog.{worker}") for worker in range(2)))
         assert job.launcher.wait(TIMEOUT_S) == 0
@@ -244,14 +263,23 @@ def losses_of_resumed_job(directory: Path, kills: Sequence[tuple[str, int]], **v
 @pytest.mark.parametrize(
     ("rule", "clip", "kills"),
     [
-        ("Adam", "", [("worker", 1), ("pserver", 0)]),
-        pytest.param("Adam", "1", [("pserver", 1), ("worker", 0)], marks=pytest.mark.slow),
-        *(pytest.param(rule, "", [("worker", 0)], marks=pytest.mark.slow) for rule in ("SGD", "Adagrad", "Momentum")),
+        ("Adam", "", [[("worker", 1)], [("pserver", 0)]]),
+        pytest.param("Adam", "1", [[("pserver", 1)], [("worker", 0)]], marks=pytest.mark.slow),
+        *(pytest.param(rule, "", [[("worker", 0)]], marks=pytest.mark.slow) for rule in ("SGD", "Adagrad", "Momentum")),
     ],
 )
 def test_killed_sync_job_has_the_losses_of_an_undisturbed_one(
-    tmp_path: Path, rule: str, clip: str, kills: Sequence[tuple[str, int]]
+    tmp_path: Path, rule: str, clip: str, kills: Sequence[Kill]
 ) -> None:
     undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [], RULE=rule, CLIP=clip)
     assert [sorted(losses) for losses in undisturbed] == [list(range(1, 121))] * 2
     assert losses_of_resumed_job(tmp_path / "killed", kills, RULE=rule, CLIP=clip, KILLS=str(len(kills))) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_pservers", [1, 2])
+def test_sync_worker_that_dies_with_pservers_with_logs_changes_no_loss(tmp_path: Path, num_pservers: int) -> None:
+    undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [])
+    kill = [("worker", 1), *(("pserver", shard) for shard in range(num_pservers))]
+    variables = {"KILLS": "1", "FLEET_SPARSE_DURABILITY": "log"}
+    assert losses_of_resumed_job(tmp_path / "killed", [kill], **variables) == undisturbed
