@@ -35,7 +35,7 @@ from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 
 from ..endpoints import DataEndpoints
 from ..engine.shard import Shard, ShrunkTable
-from ..log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress
+from ..log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress, encoded_change
 from ..log.lineage import LineageChange, Lineages
 from ..log.shard_log import ShardLog
 from ..net.requests import Traffic
@@ -489,7 +489,8 @@ class ControlService:
     async def _record(self, opening: BarrierOpening) -> None:
         """Returns when the log has the opening of a barrier durably: no worker is answered before."""
         assert self._shard.log is not None, "checked by the caller"
-        await self._on_data_thread(partial(self._shard.log.note, opening))
+        # Encoded here: a round of a global shuffle may have 256 MB.
+        await self._on_data_thread(partial(self._shard.log.note, opening, encoded_change(opening)))
         await self._sync_log()
 
     def _wake(self, name: str) -> None:

@@ -158,6 +158,11 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         return msgspec.convert(value, cls, str_keys=True)
 
 
+def encoded_change(change: ControlChange) -> bytes:
+    """Returns a change as the body of a record."""
+    return msgspec.json.encode(change)
+
+
 def parse_change(kind: Kind, body: bytes) -> ControlChange:
     """Returns the change in a record.
 

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,7 +39,7 @@ from ..engine.progress import Progress
 from ..engine.table_map import TableMap
 from ..refusal import Refusal
 from ..tables.mutations import Assignment, DayEnd, Mutation, Push, Replacement, Shrink
-from .control_state import KIND_OF, ControlChange, ControlState
+from .control_state import KIND_OF, ControlChange, ControlState, encoded_change
 from .log_format import Kind, pack_marks, padded
 from .log_writer import LogWriter
 
@@ -156,9 +155,14 @@ class ShardLog:
         }
         self._append_json(Kind.JOIN, body)
 
-    def note(self, change: ControlChange) -> None:
-        """Appends a change of the control plane."""
-        self._append_body(KIND_OF[type(change)], msgspec.json.encode(change))
+    def note(self, change: ControlChange, body: bytes | None = None) -> None:
+        """Appends a change of the control plane.
+
+        Args:
+            change: The change.
+            body: Its body, if another thread has encoded it, because it is large.
+        """
+        self._append_body(KIND_OF[type(change)], encoded_change(change) if body is None else body)
         self.control.apply(change)
 
     def cut_save(self, save_id: str, left_out: Mapping[str, Sequence[Criterion]]) -> None:

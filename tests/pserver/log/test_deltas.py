@@ -64,8 +64,8 @@ def push_ids(shard: Shard, client: FrameClient[Shard], spec: TableSpec, *ids: in
     assert client.push(push(spec, ids_of(*ids), grads, statistics=statistics)).error is None
 
 
-def begun(shard: Shard, save_id: str = "a", **left_out: Any) -> Save:
-    save = Save(shard, save_id, base=None, left_out=left_out, is_logged=True)
+def begun(shard: Shard, *, ends_day: bool = False, **left_out: Any) -> Save:
+    save = Save(shard, "a", base=None, ends_day=ends_day, left_out=left_out, is_logged=True)
     assert save.cut()
     return save
 
@@ -95,6 +95,11 @@ class Twins:
             self.cut()
         self.num_saves += 1
         self.end(self.num_saves)
+
+    def kept_day(self) -> None:
+        self.failed()
+        self.saves = [begun(each, ends_day=True) for each in (self.shard, self.model)]
+        self.kept()
 
     def failed(self) -> None:
         self.end(None)
@@ -130,7 +135,7 @@ class Twins:
 
 
 PUSHES = st.tuples(st.just("push"), st.lists(st.integers(0, 30), min_size=1, max_size=6, unique=True))
-NAMES = st.sampled_from(["remove", "cut", "kept", "failed", "checkpoint", "crash", "day"])
+NAMES = st.sampled_from(["remove", "cut", "kept", "kept_day", "failed", "checkpoint", "crash", "day"])
 
 
 @pytest.mark.guarantee("W9")
