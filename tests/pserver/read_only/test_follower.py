@@ -196,6 +196,22 @@ def serve(series: Series, pinned: Version | None) -> None:
     write_serve_file(directory, ServeFile().changed("promote", pinned, None, changed_at=""))
 
 
+def test_the_version_before_is_served_again_from_memory(series: Series) -> None:
+    first = series.newest
+    series.delta()
+    second = series.newest
+    assert series.look()
+    rows_files = list(series.where.glob("*/*.fss"))
+    assert len(rows_files) == 2 * series.num_savers
+    for path in rows_files:
+        path.write_bytes(b"")
+    for version, other in ((first, second), (second, first)):
+        serve(series, version)
+        assert series.look()
+        assert series.shard.versions == (version, other)
+        series.check()
+
+
 def test_a_named_version_is_adopted_and_kept(series: Series) -> None:
     versions = [series.newest]
     for _ in range(3):
