@@ -553,11 +553,11 @@ def test_a_worker_that_was_alone_continues_unless_it_finished() -> None:
     assert job.members.progress_of(0) is None
 
 
-def test_a_worker_of_another_launch_begins_anew() -> None:
+def test_a_worker_of_another_launch_starts_from_the_beginning() -> None:
     job = Job(1)
     job.members.report_progress(0, client_of(0), WorkerProgress(7, "{}"))
     job.leave(0)
-    job.register(0, client=9, launch=Launch("1", "a", "b"))
+    job.register(0, client=9, launch=Launch(machine="a", launcher="b"))
     assert job.members.progress_of(0) is None
 
 
