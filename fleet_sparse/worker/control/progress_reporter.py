@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 _PERIOD_S = 1.0
 # One report takes about 0.3 ms of shard 0: those of any number of workers take a tenth of a core.
 _REPORTS_PER_S = 300
-# Steps wait for an upload of dense parameters: for at most one percent of the time.
-_UPLOAD_SHARE = 0.01
+# Steps wait for uploads of dense parameters for at most this share of the time.
+_UPLOAD_SHARE = 0.001
 _JOIN_S = 10.0
 
 
