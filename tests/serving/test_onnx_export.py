@@ -89,12 +89,14 @@ def test_ids_computed_from_rows_are_refused(directory):
         exported(directory)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_smaller_rows_are_refused(directory):
     saved(fed)
     with pytest.raises(PlanError, match="int8"):
         exported(directory, dtype="int8")
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_model_of_2_gb_is_refused(directory, monkeypatch):
     from fleet_sparse.serving import onnx_export
 

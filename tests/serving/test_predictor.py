@@ -32,7 +32,7 @@ UNSEEN = np.array([[1000, 1001, 1002]])
 
 
 @pytest.fixture
-def published(plugin, tmp_path, monkeypatch):
+def published(plugin, unchecked, tmp_path, monkeypatch):
     """A model with two tables, trained in this process and saved in `serve`."""
     monkeypatch.chdir(tmp_path)
     fleet.init()
