@@ -279,14 +279,20 @@ def flipped_file(series: Series, name: str) -> tuple[Path, bytes]:
 
 @pytest.mark.parametrize("damage", [torn_file, flipped_file])
 @pytest.mark.parametrize("kind", ["full", "delta"])
-def test_a_damaged_snapshot_changes_nothing_until_it_is_mended(series: Series, damage: object, kind: str) -> None:
+def test_a_damaged_snapshot_changes_nothing_until_it_is_mended(
+    series: Series, damage: object, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     before = series.shard.versions
     name = series.delta() if kind == "delta" else series.full(random_model(1))
     series.ever = {table.spec.name: series.ever[table.spec.name] | set(table.rows) for table in series.model.tables}
     path, content = damage(series, name)  # type: ignore[operator]
     assert not series.look()
     assert series.shard.versions == before
-    assert (series.follower.stats.num_failed, "SnapshotCorrupt" in series.follower.stats.last_failure) == (1, True)
+    assert not series.look(after_s=RETRY_S)
+    assert (series.follower.stats.num_failed, "SnapshotCorrupt" in series.follower.stats.last_failure) == (2, True)
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert [fact for fact in ("shard 0", "SnapshotCorrupt", str(path)) if fact not in warnings[0]] == []
     series.check()
     path.write_bytes(content)
     assert not series.look(after_s=RETRY_S / 2)
