@@ -47,7 +47,7 @@ def test_killed_worker_restarts_and_trains_with_the_others(tmp_path: Path) -> No
 
 
 @pytest.mark.guarantee("A6")
-def test_killed_worker_that_is_alone_goes_on_with_its_dense_values(tmp_path: Path) -> None:
+def test_killed_worker_that_is_alone_keeps_its_dense_values(tmp_path: Path) -> None:
     with local_pservers(2, root=tmp_path) as pservers, ExitStack() as stack:
         killed = worker_of(pservers, 0, tmp_path, stack, num_workers=1)
         wait_for_line(killed, "step 4000 ")
