@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from fleet_sparse.control_socket import ControlSocket, has_socket, is_served, socket_path
 from fleet_sparse.errors import SettingError
 from fleet_sparse.keys import PSERVER, SERVER_NAME, TRAINER, Keys, authority_of, read_keys
 from fleet_sparse.net_addresses import Address
@@ -35,10 +36,12 @@ class Credentials:
     Attributes:
         keys: Its keys; None if connections are plain.
         role: Role of a client, which its certificate has if there are keys.
+        has_control_sockets: True if control planes that only this machine reaches listen on Unix sockets, not on TCP.
     """
 
     keys: Keys | None = None
     role: str = TRAINER
+    has_control_sockets: bool = True
 
     @classmethod
     def of(cls, settings: Settings, *, is_pserver: bool = False) -> Credentials:
@@ -49,7 +52,7 @@ class Credentials:
         """
         role = PSERVER if is_pserver else settings.role
         if not settings.keys:
-            return cls(None, role)
+            return cls(None, role, has_control_sockets=settings.channel != "zmq")
         if settings.insecure:
             raise SettingError(
                 "FLEET_SPARSE_KEYS: is set, and so is FLEET_SPARSE_INSECURE, which is for jobs without keys. Unset one"
@@ -66,7 +69,7 @@ class Credentials:
             keys.authority,
             datetime.fromtimestamp(keys.expires_at, UTC).strftime("%Y-%m-%d"),
         )
-        return cls(keys, role)
+        return cls(keys, role, has_control_sockets=False)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
@@ -80,16 +83,32 @@ class Credentials:
         return str(dict(context.invocation_metadata() or ()).get(ROLE_KEY, TRAINER))
 
     def grpc_channel(self, endpoint: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-        """Opens a channel to the control plane at `host:port`."""
+        """Opens a channel to the control plane at `host:port`.
+
+        Raises:
+            SettingError: It has a Unix socket, whose directory is not this user's alone.
+        """
         if self.keys is None:
-            return grpc.insecure_channel(endpoint, options=options)
+            address = Address.parse(endpoint)
+            if not (self.has_control_sockets and has_socket(address)):
+                return grpc.insecure_channel(endpoint, options=options)
+            target, authority = f"unix:{socket_path(address.port)}", ("grpc.default_authority", "localhost")
+            return grpc.insecure_channel(target, options=[*options, authority])
         keys = self.keys
         credentials = grpc.ssl_channel_credentials(keys.authority_pem, keys.key_pem, keys.certificate_pem)
         named = [*options, ("grpc.ssl_target_name_override", SERVER_NAME)]
         return grpc.secure_channel(endpoint, credentials, options=named)
 
+    def control_socket(self, address: Address) -> ControlSocket | None:
+        """Returns the Unix socket on which a control plane listens; None if it listens on TCP.
+
+        Raises:
+            OSError, SettingError: As a `ControlSocket`.
+        """
+        return ControlSocket(address) if self.has_control_sockets and has_socket(address) else None
+
     def add_grpc_port(self, server: grpc.aio.Server, address: str) -> int:
-        """Binds a control plane to `host:port` and returns the port.
+        """Binds a control plane to `host:port` or `unix:<path>` and returns the port.
 
         Raises:
             RuntimeError: The address cannot be bound.
@@ -106,7 +125,7 @@ class Credentials:
         return self.keys is not None and endpoint.startswith("tcp:")
 
     def fault_of(self, endpoint: str) -> str:
-        """Returns why the pserver at `host:port` cannot be reached with these keys; empty if keys are not the cause.
+        """Returns why the pserver at `host:port` cannot be reached; empty if neither keys nor channels are the cause.
 
         It opens a connection of its own, since gRPC does not say.
         """
@@ -128,14 +147,32 @@ class Credentials:
                     return f"its keys are of authority {theirs}, those of this process are of {keys.authority}"
                 stream.recv(1)  # in TLS 1.3 the other side refuses after the handshake
         except ssl.SSLError as error:
-            reason = (error.reason or "").replace("_", " ").lower()
-            if keys is not None and "alert" in reason and any(each in reason for each in _REFUSALS):
-                return f"it refuses the certificate of this process, of authority {keys.authority} ({reason})"
-            if keys is not None and any(each in reason for each in _NOT_TLS):
-                return f"it has no keys, and this process has those of authority {keys.authority}"
+            return self._fault_of_handshake((error.reason or "").replace("_", " ").lower())
+        except ConnectionRefusedError:
+            return self._fault_of_socket(endpoint)
         except OSError:
             pass
         return ""
+
+    def _fault_of_handshake(self, reason: str) -> str:
+        """Returns what a failed TLS handshake says; empty if nothing."""
+        keys, is_tls = self.keys, not any(each in reason for each in _NOT_TLS)
+        if keys is not None and "alert" in reason and any(each in reason for each in _REFUSALS):
+            return f"it refuses the certificate of this process, of authority {keys.authority} ({reason})"
+        if keys is not None and not is_tls:
+            return f"it has no keys, and this process has those of authority {keys.authority}"
+        if self.has_control_sockets and not is_tls:
+            return "it listens on TCP, as with FLEET_SPARSE_CHANNEL=zmq, and this process looks for its Unix socket"
+        return ""
+
+    def _fault_of_socket(self, endpoint: str) -> str:
+        """Returns why this process, which calls a control plane by TCP, finds only its Unix socket; empty if not so."""
+        address = Address.parse(endpoint)
+        if self.has_control_sockets or not has_socket(address) or not is_served(socket_path(address.port)):
+            return ""
+        if self.keys is not None:
+            return f"it has no keys, and this process has those of authority {self.keys.authority}"
+        return "it listens on a Unix socket, and this process has FLEET_SPARSE_CHANNEL=zmq, with which it would use TCP"
 
 
 NO_KEYS = Credentials()

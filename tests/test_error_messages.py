@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import re
 import resource
 import socket
@@ -25,6 +26,7 @@ from paddle.distributed import fleet
 
 import fleet_sparse
 from fleet_sparse import machine_memory
+from fleet_sparse.control_socket import socket_path
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.version import Version
@@ -553,6 +555,18 @@ def _deadline(_: Path) -> None:
 def _port(_: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as other:
         check_free(Address("127.0.0.1", other.getsockname()[1]))
+
+
+@entry(
+    SettingError,
+    "control socket: <...>/fleet_sparse-<...>: its mode is 755, should be 700. Remove it, or set XDG_RUNTIME_DIR of all "
+    "processes of the job to a directory of your own",
+)
+def _socket_directory(where: Path) -> None:
+    (where / f"fleet_sparse-{os.getuid()}").mkdir()
+    (where / f"fleet_sparse-{os.getuid()}").chmod(0o755)
+    with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(where)):
+        socket_path(7000)
 
 
 @entry(

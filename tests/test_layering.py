@@ -9,7 +9,17 @@ import pytest
 
 from support.sources import PARTS, ROOT, Import, files_of, imports_of, modules_named, root_modules
 
-EVERYONE = {"counts", "credentials", "keys", "launch", "machine_memory", "net_addresses", "errors", "settings"}
+EVERYONE = {
+    "control_socket",
+    "counts",
+    "credentials",
+    "keys",
+    "launch",
+    "machine_memory",
+    "net_addresses",
+    "errors",
+    "settings",
+}
 MAY_IMPORT = {
     "core": set(),
     "wire": {"core"},
@@ -43,6 +53,7 @@ MAY_IMPORT = {
         "pserver",
     },
     # The modules beside the parts.
+    "control_socket": set(),
     "counts": set(),
     "credentials": set(),
     "keys": set(),

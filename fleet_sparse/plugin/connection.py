@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
@@ -140,8 +140,11 @@ class JobConnection:
             self._has_resumed = _RESUME in registrations[0].open_barriers
             undo.pop_all()
 
-    def join(self) -> None:
+    def join(self, uploaded: Callable[[], AbstractContextManager[float]]) -> None:
         """Begins to report positions to saves and, if steps wait for each other, waits for all workers.
+
+        Args:
+            uploaded: As of a `ProgressReporter`.
 
         Raises:
             WorkerLost: A worker did not register in time.
@@ -159,7 +162,10 @@ class JobConnection:
         elif self.role.pserver_endpoints:
             self._reporters.append(
                 ProgressReporter(
-                    self.control, lambda: self.resumed.plus(self.training.progress()), self.role.num_workers
+                    self.control,
+                    lambda: self._since_beginning(self.training.progress()),
+                    self.role.num_workers,
+                    uploaded,
                 )
             )
         self.training = self._connected_for_all_reduce(self.training, self._mode)

@@ -162,18 +162,22 @@ class DenseSync:
             yield
 
     @contextmanager
-    def uploaded(self, connection: JobConnection) -> Iterator[None]:
+    def uploaded(self, connection: JobConnection) -> Iterator[float]:
         """Uploads all local arrays; during the block the pservers have what the scopes have, because no program trains.
 
         Without local arrays it does nothing, and programs may train during the block.
+
+        Yields:
+            Seconds that the upload took.
 
         Raises:
             PushRefused: A value is NaN or infinite. The pservers keep the values that they have.
             FleetSparseError: A value is gone from its scope, likewise; or a step did not end in time.
         """
         with self.untrained():
+            begun_at = time.monotonic()
             self._upload_all(connection)
-            yield
+            yield time.monotonic() - begun_at
 
     def meet(self, connection: JobConnection, name: str) -> int:
         """Waits for all workers at the barrier `name`; then the pservers have all local arrays, which worker 0 uploads.

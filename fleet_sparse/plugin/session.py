@@ -128,7 +128,7 @@ class Session:
             undo.callback(self._disconnect, connection)
             self._connection = connection
             self.dense.find(connection)
-            connection.join()
+            connection.join(lambda: self.dense.uploaded(connection))
             self.dense.share(connection, scope)
             undo.pop_all()
 

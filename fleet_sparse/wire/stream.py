@@ -618,12 +618,13 @@ def socket_to(endpoint: str) -> tuple[socket.socket, Any]:
     raise SettingError(f"stream endpoint {endpoint!r}: should be unix:<name> or tcp:<host>:<port>")
 
 
-def set_up(stream: socket.socket, buffer_bytes: int) -> None:
+def set_up(stream: socket.socket, buffer_bytes: int, *, gone_after_s: float | None = None) -> None:
     """Makes a socket non-blocking, without delay of small messages.
 
     Args:
         stream: A socket, connected or not.
         buffer_bytes: Buffer size of a Unix socket; the kernel sizes those of TCP.
+        gone_after_s: Seconds after which a TCP connection ends whose peer takes nothing of what was sent to it.
     """
     stream.setblocking(False)
     if stream.family is socket.AF_UNIX:
@@ -634,6 +635,8 @@ def set_up(stream: socket.socket, buffer_bytes: int) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+        if gone_after_s is not None:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * gone_after_s))
 
 
 def is_trusted(stream: socket.socket) -> bool:

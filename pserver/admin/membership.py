@@ -248,7 +248,8 @@ class Membership:
 
         A new client has passed no barrier. It begins a job, and the workers of the one before are forgotten, if no
         other worker is present, nor expected if it may be of their job; or if it takes the place of one in a job with
-        steps, which cannot be completed then.
+        steps, which cannot be completed then. It continues where the worker was whose place it takes, in the same job
+        or as one that was alone, too.
 
         Raises:
             SettingError: As `check` and `check_mode`.
@@ -259,11 +260,12 @@ class Membership:
         newest = (client_id, registrant.client_epoch)
         is_known = worker is not None and (worker.client_id, worker.client_epoch) == newest
         begins_job = not is_known and (not self._has_others(registrant) or self._ends_job(registrant))
+        is_same_alone = self._num_workers == registrant.num_workers == 1 and self._launch == registrant.launch
         if begins_job:
             self._begin_job(registrant)
         self.check_mode(registrant)
         if worker is None or not is_known:
-            progress = None if worker is None or begins_job else worker.progress
+            progress = worker.progress if worker is not None and (is_same_alone or not begins_job) else None
             self._remove(index)
             worker = self._workers[index] = _Worker(client_id, registrant.client_epoch, None, now, progress=progress)
             self._index_of[client_id] = index

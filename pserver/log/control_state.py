@@ -127,8 +127,9 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
     def _register(self, change: RegisteredWorker) -> None:
         if change.begins_job:
             self.ended, self.ended_by = [each.client_id for each in self.workers.values()], change.worker
+            if not self._is_same_alone(change):
+                self.progress.clear()
             self.workers.clear()
-            self.progress.clear()
             self.openings.clear()
         if change.client_id in self.ended:
             self.ended.remove(change.client_id)
@@ -138,6 +139,11 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         elif change.mode is None:
             change = msgspec.structs.replace(change, mode=known.mode)
         self.workers[change.worker] = change
+
+    def _is_same_alone(self, change: RegisteredWorker) -> bool:
+        """Returns whether a process takes the place of the only worker of its launch, as of `Membership.register`."""
+        known = self.workers.get(0)
+        return known is not None and known.num_workers == change.num_workers == 1 and known.launch == change.launch
 
     def _drop_passages(self, workers: Container[int], name: str | None = None) -> None:
         """Forgets that workers passed a barrier, or any. Barriers that stay open do so."""

@@ -23,6 +23,8 @@ _refusals = ThrottledLog(_log)
 
 MAX_HANDSHAKES = 64
 HANDSHAKE_S = 5.0
+# A machine that is gone says nothing, and TCP alone would send to it for a quarter of an hour.
+GONE_AFTER_S = 10.0
 MAX_DONE = 1024
 CHECK_S = 0.5
 
@@ -129,7 +131,7 @@ class Handshakes:
             self._accepts_at = time.monotonic() + 2 * CHECK_S
             return
         try:
-            set_up(plain, self._buffer_bytes)
+            set_up(plain, self._buffer_bytes, gone_after_s=GONE_AFTER_S)
             stream = self._context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
         except (OSError, ValueError) as error:  # ValueError: it sent data and ended
             _refusals.warning("stream: ended a new connection: %s", error)

@@ -34,7 +34,7 @@ from fleet_sparse.wire.stream import (
 )
 
 from ..throttled_log import ThrottledLog
-from .handshakes import Handshakes
+from .handshakes import GONE_AFTER_S, Handshakes
 from .receiving import ReceivingBytes
 
 _log = logging.getLogger(__name__)
@@ -431,7 +431,7 @@ class Streams:
     def _take(self, stream: socket.socket) -> None:
         if not is_trusted(stream):
             raise PermissionError(errno.EPERM, "the peer runs as another user")
-        set_up(stream, self._buffer_bytes)
+        set_up(stream, self._buffer_bytes, gone_after_s=GONE_AFTER_S)
         self._add(stream, TRAINER)
 
     def _add(self, stream: socket.socket, role: str) -> None:

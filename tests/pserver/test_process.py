@@ -327,7 +327,9 @@ def test_pserver_listens_for_streams_or_for_zeromq(
 ) -> None:
     others = ("--servers", "127.0.0.1:0,203.0.113.77:0") if is_exposed else ()
     pserver = start(*others, num_shards=1 + is_exposed, FLEET_SPARSE_INSECURE="1", **variables)
-    shard = pserver.remote.register(SGD)
+    remote = RemotePserver(pserver.endpoint, "auto" if kind else "zmq")
+    shard = remote.register(SGD)
+    remote.close()
     assert shard.stream_endpoint.startswith(kind)
     assert (bool(shard.stream_endpoint), bool(shard.zmq_endpoint)) == (bool(kind), not kind)
     assert ("FLEET_SPARSE_INSECURE" in pserver.log.read_text()) is is_exposed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from fleet_sparse.errors import FleetSparseError
 
@@ -16,6 +17,8 @@ logger = logging.getLogger(__name__)
 _PERIOD_S = 1.0
 # One report takes about 0.3 ms of shard 0: those of any number of workers take a tenth of a core.
 _REPORTS_PER_S = 300
+# Steps wait for uploads of dense parameters for at most this share of the time.
+_UPLOAD_SHARE = 0.001
 _JOIN_S = 10.0
 
 
@@ -26,11 +29,20 @@ class ProgressReporter:
         control: Control client of this worker.
         progress: Returns the progress of this worker in all.
         num_workers: Number of workers of the job.
+        uploaded: Uploads the dense parameters that the program of this worker trains itself, if there are any, and
+            returns a context in which they stay what the pservers have; it yields for how many seconds steps waited.
     """
 
-    def __init__(self, control: ControlClient, progress: Callable[[], Progress], num_workers: int) -> None:
+    def __init__(
+        self,
+        control: ControlClient,
+        progress: Callable[[], Progress],
+        num_workers: int,
+        uploaded: Callable[[], AbstractContextManager[float]],
+    ) -> None:
         self._control = control
         self._progress = progress
+        self._uploaded = uploaded
         self._period_s = max(_PERIOD_S, num_workers / _REPORTS_PER_S)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet_sparse progress", daemon=True)
@@ -45,13 +57,14 @@ class ProgressReporter:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        reported = self._progress()
-        while not self._stopped.wait(self._period_s):
-            progress = self._progress()
-            if progress == reported:
+        reported, wait_s = self._progress(), self._period_s
+        while not self._stopped.wait(wait_s):
+            if self._progress() == reported:
                 continue
             try:
+                with self._uploaded() as upload_s:
+                    progress = self._progress()
                 self._control.report_progress(progress)
-                reported = progress
+                reported, wait_s = progress, max(self._period_s, upload_s / _UPLOAD_SHARE)
             except FleetSparseError as error:  # a call that needs the pserver raises it
                 logger.debug("reporting progress: %s", error)

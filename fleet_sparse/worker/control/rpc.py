@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import Message
 
+from fleet_sparse.control_socket import has_socket
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import FleetSparseError, SettingError, ShardUnavailable
+from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, MAX_MESSAGE_BYTES, METHODS, SERVICE, from_status
 
@@ -103,17 +105,19 @@ class GrpcTransport:
             channel.close()
 
     def _check_keys(self, shard: int, details: str) -> None:
-        """Checks, for a pserver that was not reached, that keys are not the cause.
+        """Checks, for a pserver that was not reached, that neither keys nor channels are the cause.
 
         Raises:
             SettingError: They are.
         """
-        if self._credentials.keys is None and _CLOSED not in details:
-            return  # a pserver with keys ends plain connections
         endpoint = self._endpoints[shard]
+        is_local = has_socket(Address.parse(endpoint))
+        if self._credentials.keys is None and not is_local and _CLOSED not in details:
+            return  # a pserver with keys ends plain connections
         if fault := self._credentials.fault_of(endpoint):
             raise SettingError(
-                f"pserver {endpoint}: {fault}. Give all processes of the job the keys of one `fleet-sparse keys new`"
+                f"pserver {endpoint}: {fault}. Give all processes of the job the keys of one `fleet-sparse keys new`, "
+                "and the same FLEET_SPARSE_CHANNEL"
             )
 
 

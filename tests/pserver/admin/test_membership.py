@@ -542,6 +542,25 @@ def test_a_process_in_the_place_of_another_has_its_progress() -> None:
     assert job.members.progress_of(0) is None
 
 
+def test_a_worker_that_was_alone_continues_unless_it_finished() -> None:
+    job = Job(1)
+    job.members.report_progress(0, client_of(0), WorkerProgress(7, "{}"))
+    job.leave(0)
+    assert job.register(0, client=9).begins_job
+    assert job.members.progress_of(0) == WorkerProgress(7, "{}")
+    job.arrive(LAST_BARRIER, 0, client_id=client_of(9))
+    job.register(0, client=8)
+    assert job.members.progress_of(0) is None
+
+
+def test_a_worker_of_another_launch_starts_from_the_beginning() -> None:
+    job = Job(1)
+    job.members.report_progress(0, client_of(0), WorkerProgress(7, "{}"))
+    job.leave(0)
+    job.register(0, client=9, launch=Launch(machine="a", launcher="b"))
+    assert job.members.progress_of(0) is None
+
+
 def test_progress_ends_with_the_job() -> None:
     job = Job(2)
     job.members.report_progress(1, client_of(1), WorkerProgress(7, "{}"))

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
@@ -14,7 +15,7 @@ from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
 from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.log.control_state import BarrierOpening, ControlState, RegisteredWorker
+from fleet_sparse.pserver.log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, attendance, barrier, registration
 from support.coordinators import in_loop, turns
@@ -282,3 +283,14 @@ def test_workers_of_the_job_before_have_ended() -> None:
     assert (state.ended, state.ended_by, [*state.workers]) == ([b"a", b"b"], 1, [1])
     state.apply(registered_worker(0, b"a"))
     assert state.ended == [b"b"]
+
+
+def test_process_in_the_place_of_a_lone_worker_has_its_progress() -> None:
+    state = ControlState()
+    alone = msgspec.structs.replace(registered_worker(0, b"a"), num_workers=1)
+    state.apply(alone)
+    state.apply(ReportedProgress(0, 7, ""))
+    state.apply(msgspec.structs.replace(alone, client_id=b"b", begins_job=True))
+    assert state.progress[0].step == 7
+    state.apply(msgspec.structs.replace(alone, client_id=b"c", begins_job=True, launch=("", "", "other")))
+    assert not state.progress

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -37,9 +40,46 @@ def period(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_changed_progress_is_reported_until_it_arrives() -> None:
     control: Any = FakeControl()
     progress = [Progress(0, None)]
-    reporter = ProgressReporter(control, lambda: progress[-1], 1)
+    reporter = ProgressReporter(control, lambda: progress[-1], 1, lambda: nullcontext(0.0))
     progress.append(Progress(3, "{}"))
     assert control.reported.wait(WAIT_S)
     reporter.stop()
     reporter.join()
     assert control.reports == [Progress(3, "{}")]
+
+
+def test_reported_progress_is_that_of_the_uploaded_values() -> None:
+    control: Any = FakeControl()
+    progress = [Progress(0, None)]
+
+    @contextmanager
+    def uploaded() -> Iterator[float]:
+        progress[0] = Progress(7, "{}")
+        yield 0.0
+        progress[0] = Progress(8, "{}")
+
+    reporter = ProgressReporter(control, lambda: progress[0], 1, uploaded)
+    progress[0] = Progress(6, "{}")
+    assert control.reported.wait(WAIT_S)
+    reporter.stop()
+    reporter.join()
+    assert set(control.reports) == {Progress(7, "{}")}
+
+
+def test_uploads_take_a_thousandth_of_the_time() -> None:
+    control: Any = FakeControl()
+    uploads: list[float] = []
+    done = threading.Event()
+
+    @contextmanager
+    def uploaded() -> Iterator[float]:
+        uploads.append(time.monotonic())
+        if len(uploads) == 4:
+            done.set()
+        yield 0.0002
+
+    reporter = ProgressReporter(control, lambda: Progress(time.monotonic_ns(), None), 1, uploaded)
+    assert done.wait(WAIT_S)
+    reporter.stop()
+    reporter.join()
+    assert uploads[3] - uploads[1] >= 2 * 0.2  # the first report was refused

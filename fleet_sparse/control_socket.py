@@ -1,0 +1,105 @@
+"""Unix sockets of control planes that only this machine reaches, in a directory that only their user can enter.
+
+The port of a pserver's address names its socket. The pserver reserves that port by binding it, and listens on it never.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from fleet_sparse.errors import SettingError
+from fleet_sparse.net_addresses import LOOPBACK, Address
+
+_MAX_PATH_BYTES = 107
+"""Length of the longest path of a Unix socket, without the zero byte at its end."""
+_LOCAL_HOSTS = (LOOPBACK, "localhost")
+_CONNECT_S = 2.0
+
+
+def has_socket(address: Address) -> bool:
+    """Returns whether the control plane at an address has a Unix socket, if the settings of the job allow one."""
+    return address.host in _LOCAL_HOSTS
+
+
+def socket_path(port: int) -> Path:
+    """Returns the path of the socket that a port names, in a directory that exists and is this user's alone.
+
+    The directory is `fleet_sparse-<uid>` in `XDG_RUNTIME_DIR`, or in the directory of temporary files; it is made if it
+    is not there, so that no other user can make it later.
+
+    Raises:
+        SettingError: The directory is a link, of another user or open to others; or the path is too long for a socket.
+    """
+    root = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    directory = Path(root) / f"fleet_sparse-{os.getuid()}"
+    where = f"control socket: {directory}"
+    advice = "Remove it, or set XDG_RUNTIME_DIR of all processes of the job to a directory of your own"
+    try:
+        with suppress(FileExistsError):
+            directory.mkdir(0o700)
+        found = directory.lstat()
+    except OSError as error:
+        raise SettingError(f"{where}: {error.strerror}. {advice}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise SettingError(f"{where}: is a link or a file, should be a directory. {advice}")
+    if found.st_uid != os.getuid():
+        raise SettingError(f"{where}: belongs to user {found.st_uid}, should belong to user {os.getuid()}. {advice}")
+    if found.st_mode & 0o077:
+        raise SettingError(f"{where}: its mode is {found.st_mode & 0o777:o}, should be 700. {advice}")
+    path = directory / f"{port}.sock"
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise SettingError(
+            f"control socket: {path} has {len(os.fsencode(path))} bytes, a socket's path can have {_MAX_PATH_BYTES}. "
+            "Set XDG_RUNTIME_DIR of all processes of the job to a shorter one"
+        )
+    return path
+
+
+class ControlSocket:
+    """The place of a control plane's socket, whose port is reserved until `close`.
+
+    Args:
+        address: Address of the pserver; port 0 lets the system choose one.
+
+    Attributes:
+        port: The port that is reserved.
+        path: Path of the socket. No file is there yet.
+
+    Raises:
+        OSError: The port is in use, in this network namespace or by a pserver in another one.
+        SettingError: As `socket_path`.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._reserved.bind((LOOPBACK, address.port))
+            self.port: int = self._reserved.getsockname()[1]
+            self.path = socket_path(self.port)
+            if is_served(self.path):  # by a pserver of another network namespace, which has the port there
+                raise OSError(0, f"a process listens on {self.path}")
+            self.path.unlink(missing_ok=True)  # of a process that was killed
+        except BaseException:
+            self._reserved.close()
+            raise
+
+    def close(self) -> None:
+        """Removes the socket and frees the port."""
+        self.path.unlink(missing_ok=True)
+        self._reserved.close()
+
+
+def is_served(path: Path) -> bool:
+    """Returns whether a process listens on a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_CONNECT_S)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
