@@ -18,9 +18,9 @@ from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
+from ..log.lineage import LineageChange, Lineages
 from .background import in_thread, task_of
 from .checkpoints import Checkpoints
-from .lineage import Lineages
 from .root import resolve_under
 from .snapshot_loader import Loaded, load
 
@@ -63,6 +63,9 @@ class LoadService:
         on_snapshot: Called with the name of each snapshot that replaced the whole shard.
         checkpoints: Checkpoints of the log, which has one of a loaded snapshot before its load is answered.
         on_resumed: Called with the manifest of each snapshot from which the job continues.
+
+    Attributes:
+        num_kept: Number of loads into the running job that replaced the shard.
     """
 
     def __init__(
@@ -87,12 +90,7 @@ class LoadService:
         self._on_resumed = on_resumed
         self._staged: _Staged | None = None
         self._kept: dict[str, list[messages.TableState]] = {}  # the newest load that was kept, by id
-        self._num_kept = 0
-
-    @property
-    def num_kept(self) -> int:
-        """Number of loads into the running job that replaced the shard."""
-        return self._num_kept
+        self.num_kept = 0
 
     def give_up(self) -> None:
         """Discards what is staged: a worker is lost, or was started again."""
@@ -159,13 +157,13 @@ class LoadService:
             await self._checkpoints.write()
             if staged.filled is not None:
                 loaded = staged.filled.result()
-                self._lineages[loaded.series].add_loaded(loaded.manifest.number)
+                self._lineages.add(LineageChange(loaded.series, loaded=loaded.manifest.number))
                 if loaded.manifest.is_complete and not staged.tables:
                     self._on_snapshot(f"{loaded.series}/{loaded.manifest.name}")
                 if resumes:
                     self._on_resumed(loaded.manifest)
             self._kept = {staged.load_id: states}
-            self._num_kept += 1
+            self.num_kept += 1
         finally:
             await self._close(staged)
 

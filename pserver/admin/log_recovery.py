@@ -7,12 +7,16 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import LocalDirectory, is_url
@@ -28,6 +32,9 @@ from .snapshot_loader import load_file
 from .snapshot_writer import Save
 
 _log = logging.getLogger(__name__)
+
+_CHANGED_IDS = 1 << 16
+"""Most ids of a record of kind CHANGED: it is appended between two requests."""
 
 
 def log_directory(settings: Settings, shard: int, num_shards: int) -> Path:
@@ -121,7 +128,13 @@ def start_log(shard: Shard, directory: Path, settings: Settings, *, segment_byte
         sync_s=settings.log_sync_s,
         segment_bytes=segment_bytes,
     )
-    shard.log = ShardLog(writer, shard.tables, is_synced=settings.durability == "sync", failover_s=settings.failover_s)
+    shard.log = ShardLog(
+        writer,
+        shard.tables,
+        is_synced=settings.durability == "sync",
+        failover_s=settings.failover_s,
+        control=None if replayed is None else replayed.control,
+    )
     if replayed is not None and replayed.is_cut:
         write_checkpoint(shard)
     return replayed is not None and replayed.num_records > 0
@@ -161,8 +174,24 @@ def finish_checkpoint(
     directory = shard.log.writer.directory
     target = LocalDirectory(directory.resolve()).child(checkpoint_name(first_lsn))
     target.make()
-    file = msgspec.structs.replace(save.write(target, post), clients=())  # the segment has their marks
+    note = partial(_note_changed, shard.log, post)
+    file = msgspec.structs.replace(save.write(target, post, note), clients=())  # the segment has their marks
+    shard.log.writer.sync()
     adopt_checkpoint(directory, Checkpoint(first_lsn, file))
+
+
+def _note_changed(
+    log: ShardLog,
+    post: Callable[[Callable[[], Any]], Future[Any]],
+    spec: TableSpec,
+    ids: NDArray[np.int64],
+    *,
+    is_removed: bool,
+) -> None:
+    """Appends what the next delta contains already at a checkpoint, while requests are answered."""
+    for begin in range(0, len(ids), _CHANGED_IDS):
+        part = ids[begin : begin + _CHANGED_IDS].copy()
+        post(partial(log.note_changed, spec, part, is_removed=is_removed)).result()
 
 
 def close_log(log: ShardLog) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,17 +36,19 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
     """
     identities = [_identity_of(path) for path in logs]
     num_shards = identities[0].num_shards
-    jobs = {(each.num_shards, each.cluster_id, each.job) for each in identities}
-    if len(jobs) > 1 or sorted(each.shard for each in identities) != list(range(num_shards)):
+    pservers = {(each.num_shards, each.cluster_id) for each in identities}
+    if len(pservers) > 1 or sorted(each.shard for each in identities) != list(range(num_shards)):
         raise SnapshotError(
             f"logs: are of shards {', '.join(f'{each.shard} of {each.num_shards}' for each in identities)}, and of "
-            f"{len(jobs)} jobs; should be one of each shard of one job"
+            f"{len(pservers)} lists of pservers; should be one of each shard of one job"
         )
+    is_one_job = len({each.job for each in identities}) == 1
     store = SnapshotStore(target)
     plan = store.plan(FULL, _SAVE_ID)
     directory = store.target(plan, _SAVE_ID)
     files: list[ShardFile] = []
     names: tuple[str, ...] = ()
+    job_ids: dict[Path, int] = {}  # of the workers
     try:
         for identity, path in sorted(zip(identities, logs, strict=True)):
             shard = Shard(
@@ -57,7 +59,10 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
                 placement=Placement.even(num_shards),
             )
             try:
-                recover(shard, path)
+                replayed = recover(shard, path)
+                job_ids[path] = 0 if replayed is None else replayed.control.job_id
+                if not is_one_job and (len(set(job_ids.values())) > 1 or not job_ids[path]):
+                    raise _several_jobs(job_ids)
                 save = Save(shard, _SAVE_ID, base=None)
                 save.cut()
                 files.append(save.write(directory, at_once))
@@ -72,6 +77,11 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
         store.abandon(plan, _SAVE_ID)
         raise
     return manifest
+
+
+def _several_jobs(job_ids: Mapping[Path, int]) -> SnapshotError:
+    found = ", ".join(f"{path} of {f'job {job_id:016x}' if job_id else 'none'}" for path, job_id in job_ids.items())
+    return SnapshotError(f"logs: their workers are not of one job: {found}. Name the logs of one job")
 
 
 def _identity_of(path: Path) -> LogIdentity:

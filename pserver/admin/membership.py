@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.errors import SettingError, WorkerLost
 from fleet_sparse.launch import Launch
 
+from ..log.control_state import BarrierOpening, ControlState
 from .barriers import LAST_BARRIER, Barriers, Contribution, Passages
 
 MAX_WORKERS = 65_536
@@ -80,7 +81,7 @@ class Membership:
 
     A worker is *present* from its registration on, as long as its connection is open. It is *lost* if its connection
     broke and did not come back: in a mode with steps after `RECONNECT_S`, else after `lost_after_s`, because it may be
-    started again there.
+    started again there. A worker of a log is *expected* until it registers again, or is lost after `lost_after_s`.
 
     Args:
         lost_after_s: Seconds after which a worker is lost whose connection ended, or never began.
@@ -97,6 +98,7 @@ class Membership:
         self._workers: dict[int, _Worker] = {}  # registered and not finished
         self._finished: dict[int, _Worker] = {}
         self._present: set[int] = set()
+        self._expected: set[int] = set()
         self._lost: set[int] = set()
         self._modes: Counter[Mode] = Counter()  # of workers that are not lost
         self._index_of: dict[bytes, int] = {}  # worker of a client, as registered last
@@ -104,6 +106,26 @@ class Membership:
         self._ended: set[bytes] = set()  # clients of the job before
         self._ended_by = 0  # the worker that began the present one
         self._barriers = Barriers(unseen_after_s, self._workers)
+        self._opening: BarrierOpening | None = None  # of the last call of `arrive`
+
+    def restore(self, state: ControlState, now: float) -> None:
+        """Continues with the workers of a log, which are expected."""
+        for index, worker in state.workers.items():
+            self._job_id, self._num_workers, self._launch = worker.job_id, worker.num_workers, Launch(*worker.launch)
+            restored = self._workers[index] = _Worker(worker.client_id, worker.client_epoch, None, now)
+            self._set_mode(restored, None if worker.mode is None else parse_mode(worker.mode))
+            self._index_of[worker.client_id] = index
+            self._expected.add(index)
+        for index, progress in state.progress.items():
+            self._workers[index].progress = WorkerProgress(progress.step, progress.position)
+        self._ended, self._ended_by = set(state.ended), state.ended_by
+        self._barriers.begin_job(self._num_workers)
+        self._barriers.keep_open(each.name for each in state.openings if each.once)
+        for opening in state.openings:
+            for index in opening.passed:
+                self._workers[index].passages.add(opening, index)
+        for index in {index for each in state.openings if each.name == LAST_BARRIER for index in each.passed}:
+            self._finish(index)
 
     @property
     def job_id(self) -> int:
@@ -140,6 +162,7 @@ class Membership:
     def _return(self, index: int) -> None:
         worker = self._workers[index]
         worker.away_since, worker.has_attended = None, True
+        self._expected.discard(index)
         if not worker.is_refused:
             self._forget_loss(index)
             self._present.add(index)
@@ -161,7 +184,7 @@ class Membership:
         self.check_launch(where, registrant.launch)
         holder = self._workers.get(index)
         is_holder = holder is not None and holder.client_id == registrant.client_id
-        if not self._has_others(index) and (index not in self._present or is_holder):
+        if not self._has_others(registrant) and (index not in self._present or is_holder):
             return  # it may begin a job
         if conflict := self._launch.conflict(registrant.launch):
             raise SettingError(
@@ -224,8 +247,9 @@ class Membership:
         """Registers a worker.
 
         A new client has passed no barrier. It begins a job, and the workers of the one before are forgotten, if no
-        other worker is present, or if it takes the place of one in a job with steps, which cannot be completed then.
-        It continues where the worker was whose place it takes, in the same job or as one that was alone, too.
+        other worker is present, nor expected if it may be of their job; or if it takes the place of one in a job with
+        steps, which cannot be completed then. It continues where the worker was whose place it takes, in the same job
+        or as one that was alone, too.
 
         Raises:
             SettingError: As `check` and `check_mode`.
@@ -235,7 +259,7 @@ class Membership:
         worker = self._workers.get(index)
         newest = (client_id, registrant.client_epoch)
         is_known = worker is not None and (worker.client_id, worker.client_epoch) == newest
-        begins_job = not is_known and (not self._has_others(index) or self._ends_job(registrant))
+        begins_job = not is_known and (not self._has_others(registrant) or self._ends_job(registrant))
         is_same_alone = self._num_workers == registrant.num_workers == 1 and self._launch == registrant.launch
         if begins_job:
             self._begin_job(registrant)
@@ -248,6 +272,7 @@ class Membership:
             self._finished.pop(index, None)
             self._ended.discard(client_id)
         worker.is_refused = False
+        self._expected.discard(index)
         self._forget_loss(index)
         self._set_mode(worker, registrant.mode or worker.mode)
         if client_id in self._connections:
@@ -256,9 +281,17 @@ class Membership:
             self._present.add(index)
         return Joined(self._job_id, not is_known, begins_job)
 
-    def _has_others(self, index: int) -> bool:
-        """Returns whether a worker besides this one is present."""
-        return len(self._present) > (index in self._present)
+    def _has_others(self, registrant: Registrant) -> bool:
+        """Returns whether another worker is present, or is expected of the job that a process may belong to."""
+        index = registrant.worker_index
+        if len(self._present) > (index in self._present):
+            return True
+        may_belong = (
+            registrant.job_id in (0, self._job_id)
+            and registrant.num_workers == self._num_workers
+            and not self._launch.conflict(registrant.launch)
+        )
+        return may_belong and len(self._expected) > (index in self._expected)
 
     def _ends_job(self, registrant: Registrant) -> bool:
         """Returns whether a process takes the place of a worker whose job counts steps and is past its start."""
@@ -289,6 +322,7 @@ class Membership:
         if not worker.why_lost:
             self._set_mode(worker, None)
         self._present.discard(index)
+        self._expected.discard(index)
         self._lost.discard(index)
         if self._index_of.get(worker.client_id) == index:
             del self._index_of[worker.client_id]
@@ -351,6 +385,7 @@ class Membership:
         worker.why_lost = reason
         self._lost.add(index)
         self._present.discard(index)
+        self._expected.discard(index)
         self._barriers.fail()
 
     def _forget_loss(self, index: int) -> None:
@@ -362,11 +397,13 @@ class Membership:
 
     # Progress
 
-    def report_progress(self, worker_index: int, client_id: bytes, progress: WorkerProgress) -> None:
-        """A worker says how far it is. A client that is not that worker any more has no effect."""
+    def report_progress(self, worker_index: int, client_id: bytes, progress: WorkerProgress) -> bool:
+        """A worker says how far it is. Returns False, without an effect, if the client is not that worker any more."""
         worker = self._workers.get(worker_index)
-        if worker is not None and worker.client_id == client_id:
-            worker.progress = progress
+        if worker is None or worker.client_id != client_id:
+            return False
+        worker.progress = progress
+        return True
 
     def progress_of(self, worker_index: int) -> WorkerProgress | None:
         """Returns what a worker reported last, or the process whose place it took in this job."""
@@ -389,10 +426,10 @@ class Membership:
         """Names of the barriers that have opened for the rest of the job."""
         return self._barriers.open_names
 
-    @property
-    def num_opened(self) -> int:
-        """Number of barriers that have opened."""
-        return self._barriers.num_opened
+    def take_opening(self) -> BarrierOpening | None:
+        """Returns the barrier that the last `arrive` opened, once; it may be another one than that of the call."""
+        opening, self._opening = self._opening, None
+        return opening
 
     def find_unseen(self, now: float) -> list[int]:
         """Returns the workers that never registered and for which a barrier waited too long: it has failed."""
@@ -449,8 +486,9 @@ class Membership:
         if opening is None:
             return False
         if opening.name == LAST_BARRIER:
-            for index in opening.workers:
+            for index in opening.passed:
                 self._finish(index)
+        self._opening = opening
         return opening.name == name
 
     def _finish(self, index: int) -> None:

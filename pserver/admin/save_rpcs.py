@@ -24,9 +24,9 @@ from fleet_sparse.snapshot.store import Plan, SnapshotStore
 from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
+from ..log.lineage import LineageChange, Lineages
 from ..tables.table import Post
 from .background import Signal, in_thread, task_of
-from .lineage import Lineages
 from .membership import Membership
 from .root import resolve_under
 from .snapshot_writer import Save
@@ -210,6 +210,7 @@ class SaveService:
                 tables=request.tables,
                 ends_day=request.ends_day,
                 left_out=_left_out_of(request),
+                is_logged=True,
             )
             running = _Running(request.plan, save, request.position.worker_index, request.position.step)
             running.positions[running.coordinator] = [request.position]
@@ -343,9 +344,9 @@ class SaveService:
             placement_version=self._shard.placement.version,
         )
         store = self._store(running.plan.dirname)
-        lineage = self._lineages[str(store)]
-        snapshot = await in_thread(store.commit, plan, manifest, request.keep_last or None, lineage.has)
-        lineage.saved.add(plan.number)
+        has = self._lineages.of(str(store)).has
+        snapshot = await in_thread(store.commit, plan, manifest, request.keep_last or None, has)
+        self._lineages.add(LineageChange(str(store), saved=plan.number))
         path = f"{store}/{snapshot}"
         _log.info("finished save %s: %d rows, %s", save.save_id, manifest.num_rows, path)
         return messages.FinishSaveReply(snapshot=path, checksum=manifest.checksum, num_rows=manifest.num_rows)
@@ -392,10 +393,10 @@ class SaveService:
     def _note_snapshot(self, running: _Running) -> None:
         """Notes a complete snapshot. The job does not continue from one that lacks rows, nor from its deltas."""
         plan = _plan_of(running.plan)
-        lineage = self._lineages[str(self._store(running.plan.dirname))]
+        series = str(self._store(running.plan.dirname))
         if plan.base is None:
-            lineage.lacks_rows = running.save.lacks_rows
-        if not lineage.lacks_rows:
+            self._lineages.add(LineageChange(series, lacks_rows=running.save.lacks_rows))
+        if not self._lineages.of(series).lacks_rows:
             self._on_snapshot(f"{running.plan.dirname}/{plan.name}")
 
     def _forget(self, running: _Running) -> None:

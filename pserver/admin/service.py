@@ -35,13 +35,15 @@ from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 
 from ..endpoints import DataEndpoints
 from ..engine.shard import Shard, ShrunkTable
+from ..log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress
+from ..log.lineage import LineageChange, Lineages
+from ..log.shard_log import ShardLog
 from ..net.requests import Traffic
 from .background import Signal, in_thread, task_of
 from .barriers import Contribution
 from .checkpoints import Checkpoints
-from .lineage import Lineage, Lineages
 from .load_rpcs import LoadService
-from .membership import Membership, Registrant, WorkerProgress
+from .membership import Joined, Membership, Registrant, WorkerProgress
 from .resumed import ResumedJob
 from .save_rpcs import SaveService
 from .snapshot_loader import Loaded
@@ -116,20 +118,20 @@ class ControlService:
             unseen_after_s=settings.connect_s,
             launch=Launch.of_process(settings.job_id),
         )
-        lineages = Lineages(Lineage)
+        lineages = Lineages({} if shard.log is None else shard.log.control.lineages, self._note)
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
         self._has_log = shard.log is not None
         self._on_job: Callable[[], None] = _ignore if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
         if loaded is not None and supervised is not None and supervised.has_recovered:
-            lineages[loaded.series].saved.add(loaded.manifest.number)
+            lineages.add(LineageChange(loaded.series, saved=loaded.manifest.number))
             loaded, restored = None, shard.ledger.watermarks()
         else:
             restored = shard.ledger.watermarks() if self._has_log and self._is_restart else []
         self._restored = {mark.client_id: mark.watermark for mark in restored}
         if loaded is not None:
-            lineages[loaded.series].add_loaded(loaded.manifest.number)
+            lineages.add(LineageChange(loaded.series, loaded=loaded.manifest.number))
         self._checkpoints = Checkpoints(
             shard, post=post, on_data_thread=self._on_data_thread, max_bytes=settings.checkpoint_bytes
         )
@@ -157,6 +159,9 @@ class ControlService:
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
         self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
         self._num_loads_before: dict[int, int] = {}  # by worker: loads when its client registered first
+        self._recorded: dict[str, asyncio.Task[None]] = {}  # by barrier: ends when its newest opening is durable
+        if shard.log is not None:
+            self._continue_from(shard.log.control)
         # When a worker was present last; None before the first. Those of a restarted pserver may be gone.
         self._alive_at = clock() if self._is_restart else None
         self._departed = Signal()  # sent when a connection of a worker ends
@@ -240,6 +245,18 @@ class ControlService:
             self._alive_at = None
             self._stop()
 
+    def _note(self, change: LineageChange) -> None:
+        """Appends a change to the log, if there is one. Without it a snapshot is not removed, and stays."""
+        if self._shard.log is not None:
+            self._post(partial(self._shard.log.note, change))
+
+    def _continue_from(self, state: ControlState) -> None:
+        """Continues with the loads of a log and, if workers continue with this pserver, with them."""
+        self._loads.num_kept = state.num_loads
+        if self._is_restart:
+            self._membership.restore(state, self._clock())
+            self._num_loads_before = {worker: each.num_loads for worker, each in state.workers.items()}
+
     # Registration
 
     async def _register(self, request: messages.RegisterRequest) -> messages.RegisterReply:
@@ -278,6 +295,9 @@ class ControlService:
             request.job_id,
             _launch_of(request),
         )
+        resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
+        if resumption is not None:
+            self._membership.check_not_ended(who, request.client_id)
         await self._wait_for_admission(registrant)
         try:
             self._membership.check_mode(registrant)
@@ -290,7 +310,6 @@ class ControlService:
             raise
         joins = self._register_in_job(registrant)
         self._on_job()
-        resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
         if resumption is not None:
             self._membership.keep_open(resumption.open_barriers)
         self._registered.send()
@@ -332,7 +351,7 @@ class ControlService:
             self._give_up_snapshots(registrant.worker_index)
         if joined.begins_job:
             self._wake_barriers()  # at which workers of the job before wait
-        return _Joining(registrant, joined.begins_job)
+        return _Joining(registrant, joined, self._num_loads_before[registrant.worker_index])
 
     async def _refuse(self, registrant: Registrant, error: Exception) -> None:
         """Fails what the other workers wait for, because the registration of this one was refused."""
@@ -367,7 +386,10 @@ class ControlService:
     async def _report_progress(self, request: messages.ReportProgressRequest) -> messages.ReportProgressReply:
         position = request.position
         progress = WorkerProgress(position.step, position.position)
-        self._membership.report_progress(position.worker_index, request.client_id, progress)
+        if self._membership.report_progress(position.worker_index, request.client_id, progress):
+            log = self._shard.log
+            if log is not None:
+                await self._on_data_thread(partial(log.note, ReportedProgress(position.worker_index, *progress)))
         return messages.ReportProgressReply()
 
     # Liveness
@@ -424,6 +446,7 @@ class ControlService:
         deadline = time.monotonic() + ADMISSION_S
         # A worker of a restarted pserver may be at a barrier before it has registered again.
         while self._is_restart and not self._membership.is_worker(request.worker_index, request.client_id):
+            self._membership.check_not_ended(f"barrier {name!r}", request.client_id)
             if not await self._registered.wait(deadline):
                 raise ShardUnavailable(
                     f"barrier {name!r}: shard {self._shard.shard_index} was started again, and worker "
@@ -439,10 +462,11 @@ class ControlService:
             self._membership.withdraw(name, request.sequence, request.worker_index)
             self._wake(name)  # another call of this worker for the same barrier, if there is one, arrives again
             raise
+        if name in self._recorded:
+            await asyncio.shield(self._recorded[name])
 
     def _arrive(self, request: messages.BarrierRequest, contribution: Contribution) -> bool:
         """Returns whether a worker has passed a barrier; wakes the others if it opened the barrier."""
-        num_opened = self._membership.num_opened
         has_passed = self._membership.arrive(
             request.name,
             request.sequence,
@@ -453,11 +477,20 @@ class ControlService:
             alone=request.alone,
             contribution=contribution,
         )
-        if self._membership.num_opened > num_opened:
+        opening = self._membership.take_opening()
+        if opening is not None:
+            if self._has_log:
+                self._recorded[opening.name] = task_of(self._record(opening))
             self._wake(request.name)
             if not has_passed:  # it opened another barrier
                 self._wake_barriers()
         return has_passed
+
+    async def _record(self, opening: BarrierOpening) -> None:
+        """Returns when the log has the opening of a barrier durably: no worker is answered before."""
+        assert self._shard.log is not None, "checked by the caller"
+        await self._on_data_thread(partial(self._shard.log.note, opening))
+        await self._sync_log()
 
     def _wake(self, name: str) -> None:
         opened = self._opened.pop(name, None)
@@ -542,8 +575,11 @@ class ControlService:
                 registrant.num_workers,
                 registrant.client_id,
                 mode,
-                begins_job=joining.begins_job and resumption is None,  # the shard continues the job if it has a log
+                # the shard continues the job if it has a log
+                begins_job=joining.joined.begins_job and resumption is None,
             )
+            if self._shard.log is not None:
+                joining.note_in(self._shard.log, mode)
         if resumption is not None:
             self._shard.resume_worker(
                 registrant.worker_index, registrant.client_id, resumption.push_seq, resumption.step
@@ -576,7 +612,25 @@ class _Joining(NamedTuple):
     """A worker that the membership registered, and that is to join the shard."""
 
     registrant: Registrant
-    begins_job: bool
+    joined: Joined
+    num_loads: int
+
+    def note_in(self, log: ShardLog, mode: Mode | None) -> None:
+        """Appends the registration to the log."""
+        who, joined = self.registrant, self.joined
+        log.note(
+            RegisteredWorker(
+                who.worker_index,
+                who.num_workers,
+                who.client_id,
+                who.client_epoch,
+                None if mode is None else mode.to_json(),
+                joined.job_id,
+                who.launch,
+                joined.begins_job,
+                self.num_loads,
+            )
+        )
 
 
 async def _unless_stopped(task: Future[_Result]) -> _Result:

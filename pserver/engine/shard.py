@@ -237,10 +237,17 @@ class Shard:
             push_seq: The newest push that it will not send again; those up to it count as applied.
             step: The step of the newest of them that has one; 0 without.
         """
-        self.ledger.skip_to(Watermark(client_id, 1, push_seq))
+        mark = Watermark(client_id, 1, push_seq)
+        if self.log is not None and push_seq > self.ledger.applied(client_id):
+            left, is_member = () if self.job is None else self.job.left, self._takes_steps(client_id)
+            self.log.commit([mark], [], Progress(step if is_member else 0), left)
+        self.ledger.skip_to(mark)
         if self.job is not None:
             self.job.clock.skip_to(worker, step)
             self._answer_ready(self.job)
+
+    def _takes_steps(self, client_id: bytes) -> bool:
+        return self.job is not None and client_id in self.job.members()
 
     def visit(self, client_id: bytes) -> None:
         """Refuses the pushes of a client from now on: it is a reader or a tool."""
@@ -493,7 +500,8 @@ class Shard:
             return None
         if any(entry.table.is_partly_assigned for entry in self.tables.values()):
             return None
-        return self.log.begin_checkpoint(self._jobs.state(), self.ledger.watermarks(), [] if job is None else job.left)
+        left = [] if job is None else job.left
+        return self.log.begin_checkpoint(self._jobs.state(), self.ledger.watermarks(), left, self.base)
 
     def restore(self, state: JobsState, watermarks: Sequence[Watermark], left: Sequence[Watermark]) -> None:
         """Continues with the jobs and pushes that a log kept.

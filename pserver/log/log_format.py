@@ -24,7 +24,7 @@ from fleet_sparse.wire.frame_format import (
 )
 from fleet_sparse.wire.row_dtype import RowDtype
 
-VERSION: Final = 1
+VERSION: Final = 2
 SEGMENT_MAGIC: Final = b"FSLS"
 RECORD_MAGIC: Final = b"FSLR"
 HEADER = struct.Struct("<4s2H2I6Q")
@@ -52,6 +52,13 @@ class Kind(IntEnum):
     END_DAY = 9
     LOAD = 10
     VOID = 11
+    REGISTER = 12
+    BARRIER = 13
+    PROGRESS = 14
+    LINEAGE = 15
+    CUT = 16
+    END_SAVE = 17
+    CHANGED = 18
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -178,10 +178,13 @@ def _record_at(data: memoryview, offset: int, head: RecordHead, path: Path) -> R
     return Record(head, marks[:num_marks], marks[num_marks:], blocks, bytes(data[at : at + head.body_bytes]))
 
 
+_OPS = {Kind.COMMIT: Op.COMMIT, Kind.CHANGED: Op.PULL}
+
+
 def _blocks_of(kind: Kind, table: memoryview, columns: list[memoryview]) -> list[Block]:
     if not len(table):
         return []
     is_push = table[OFFSETS["action"]] == Action.PUSH
-    op = Op.COMMIT if kind is Kind.COMMIT else Op.PUSH if is_push else Op.ASSIGN
+    op = _OPS.get(kind, Op.PUSH if is_push else Op.ASSIGN)
     sizes = [0, *map(len, columns)]
     return decode_blocks(op, table, [b"", *columns], sizes, sys.maxsize)

@@ -23,10 +23,16 @@ from ..engine.shard import Shard
 from ..tables.admission import statistics_of
 from ..tables.mutations import Assignment, DayEnd, Mutation, Push, Replacement, Shrink
 from ..tables.row_limit import MEMORY_USE
+from .control_state import CHANGE_OF, ControlState, parse_change
 from .log_format import Kind, Record, corrupt
 from .log_reader import LogReader
+from .replayed_save import ReplayedSave
 
 _log = logging.getLogger(__name__)
+
+
+_END_SAVE = {Kind.CUT, Kind.END_SAVE, Kind.TABLE, Kind.SHRINK, Kind.END_DAY}
+"""Kinds before which no save is under way. One without an end was not committed, or its end is not known."""
 
 
 class Replayed(NamedTuple):
@@ -39,6 +45,8 @@ class Replayed(NamedTuple):
     """Largest generation of the log; 0 if it is empty."""
     newest_lsn: int
     newest_checksum: int
+    control: ControlState
+    """What the control plane continues from."""
     is_cut: bool
     """True if records were left out, so that a checkpoint has to be written before new ones."""
 
@@ -62,7 +70,8 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
         LogCorrupt: Bytes are wrong.
     """
     directory = reader.directory
-    num_records, num_bytes, is_cut = 0, 0, False
+    num_records, num_bytes, is_cut, control = 0, 0, False, ControlState()
+    save: ReplayedSave | None = None
     for number, record in enumerate(_with_effect(reader.records())):
         num_records += 1
         num_bytes += record.head.end
@@ -71,14 +80,29 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
             is_cut = True
         if is_cut:
             continue
+        kind = record.head.kind
         try:
-            with MEMORY_USE.ignored():
-                _carry_out(shard, record, is_first=number == 0 and begins_with_state)
+            if save is not None and kind in _END_SAVE:
+                save.end(is_kept=kind is Kind.END_SAVE and json.loads(record.body)["checksum"] is not None)
+                save = None
+            if kind is Kind.CUT:
+                save = ReplayedSave(shard, _criteria_by_table(record.body))
+            elif kind is Kind.END_SAVE:
+                shard.base = _checksum_of(json.loads(record.body)["checksum"]) or shard.base
+            elif kind in CHANGE_OF:
+                control.apply(parse_change(kind, record.body))
+            elif kind is not Kind.STATE:
+                with MEMORY_USE.ignored():
+                    _carry_out(shard, record)
+            elif number == 0 and begins_with_state:
+                control = _restore(shard, json.loads(record.body), record)
         except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
             what = f"record {record.head.lsn} cannot be replayed ({type(error).__name__}: {error})"
             raise corrupt(str(directory), what, 0) from error
+    if save is not None:
+        save.end(is_kept=False)
     newest = reader.newest_lsn, reader.newest_checksum
-    return Replayed(num_records, num_bytes, reader.generation, *newest, is_cut)
+    return Replayed(num_records, num_bytes, reader.generation, *newest, control, is_cut)
 
 
 def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
@@ -92,12 +116,9 @@ def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
         yield before
 
 
-def _carry_out(shard: Shard, record: Record, *, is_first: bool) -> None:
+def _carry_out(shard: Shard, record: Record) -> None:
     kind = record.head.kind
-    if kind is Kind.STATE:
-        if is_first:
-            _restore(shard, json.loads(record.body), record)
-    elif kind is Kind.TABLE:
+    if kind is Kind.TABLE:
         body = json.loads(record.body)
         shard.add_table(parse_spec(body["spec"]), declared_by=body["declared_by"], is_loaded=body["is_loaded"])
     elif kind is Kind.JOIN:
@@ -105,6 +126,8 @@ def _carry_out(shard: Shard, record: Record, *, is_first: bool) -> None:
         mode = None if body["mode"] is None else parse_mode(body["mode"])
         client_id = bytes.fromhex(body["client_id"])
         shard.join(body["worker"], body["num_workers"], client_id, mode, begins_job=body["begins_job"])
+    elif kind is Kind.CHANGED:
+        _restore_changes(shard, record.blocks[0], json.loads(record.body))
     elif kind in (Kind.SHRINK, Kind.END_DAY):
         shard.replay([], [_mutation_of(kind, json.loads(record.body))], NO_PROGRESS, [])
     else:
@@ -112,13 +135,30 @@ def _carry_out(shard: Shard, record: Record, *, is_first: bool) -> None:
         shard.replay(record.marks, mutations, progress, record.left)
 
 
-def _restore(shard: Shard, body: Mapping[str, Any], record: Record) -> None:
+def _restore(shard: Shard, body: Mapping[str, Any], record: Record) -> ControlState:
     entries = {entry.spec.name: entry for entry in shard.tables.values()}
     for table in body["tables"]:
         entry = entries[table["name"]]
         entry.declared_by, entry.is_loaded = table["declared_by"], table["is_loaded"]
         entry.schema_hashes = {int(schema_hash, 16): trains for schema_hash, trains in table["schema_hashes"]}
     shard.restore(JobsState.parse(body["jobs"]), record.marks, record.left)
+    shard.base = _checksum_of(body["base"])
+    return ControlState.parse(body["control"])
+
+
+def _restore_changes(shard: Shard, block: Block, body: Mapping[str, Any]) -> None:
+    (entry,) = [entry for entry in shard.tables.values() if entry.spec.name == body["table"]]
+    assert block.ids is not None, "checked by the format"
+    entry.table.restore_changes(block.ids, is_removed=body["is_removed"], is_counter=body["is_counter"])
+
+
+def _checksum_of(text: str | None) -> int | None:
+    return None if text is None else int(text, 16)
+
+
+def _criteria_by_table(body: bytes) -> dict[str, tuple[Criterion, ...]]:
+    left_out = json.loads(body)["left_out"]
+    return {name: tuple(Criterion(*each) for each in criteria) for name, criteria in left_out.items()}
 
 
 def _mutation_of(kind: Kind, body: Mapping[str, Any]) -> Mutation:

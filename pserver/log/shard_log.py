@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table_spec import TableSpec
@@ -37,8 +40,11 @@ from ..engine.progress import Progress
 from ..engine.table_map import TableMap
 from ..refusal import Refusal
 from ..tables.mutations import Assignment, DayEnd, Mutation, Push, Replacement, Shrink
+from .control_state import KIND_OF, ControlChange, ControlState
 from .log_format import Kind, pack_marks, padded
 from .log_writer import LogWriter
+
+_log = logging.getLogger(__name__)
 
 
 class ShardLog:
@@ -49,9 +55,11 @@ class ShardLog:
         tables: Tables of the shard.
         is_synced: True if a commit is durable before it is applied.
         failover_s: As `Settings.failover_s`.
+        control: What the control plane continues from; None for a log that begins.
 
     Attributes:
         writer: As given.
+        control: All changes of the control plane so far.
         is_finished: True if the job has ended in order, so that nothing continues from the log.
     """
 
@@ -62,8 +70,10 @@ class ShardLog:
         *,
         is_synced: bool = False,
         failover_s: float = Settings.failover_s,
+        control: ControlState | None = None,
     ) -> None:
         self.writer = writer
+        self.control = ControlState() if control is None else control
         self.is_finished = False
         self._tables = tables
         self._is_synced = is_synced
@@ -146,11 +156,45 @@ class ShardLog:
         }
         self._append_json(Kind.JOIN, body)
 
+    def note(self, change: ControlChange) -> None:
+        """Appends a change of the control plane."""
+        self._append_body(KIND_OF[type(change)], msgspec.json.encode(change))
+        self.control.apply(change)
+
+    def cut_save(self, save_id: str, left_out: Mapping[str, Sequence[Criterion]]) -> None:
+        """Appends that a save of all tables was cut."""
+        criteria = {name: [[each.name, each.value] for each in some] for name, some in left_out.items()}
+        self._append_json(Kind.CUT, {"save_id": save_id, "left_out": criteria})
+
+    def end_save(self, save_id: str, checksum: int | None) -> None:
+        """Appends that the save that was cut last ended, with the checksum of its manifest if it was committed.
+
+        A failure is logged: without the record the next delta contains more, or is refused for a full snapshot.
+        """
+        body = {"save_id": save_id, "checksum": None if checksum is None else f"{checksum:016x}"}
+        try:
+            self._append_json(Kind.END_SAVE, body)
+        except (LogFull, OSError) as error:
+            _log.warning("save %s: its end is not in the log: %s", save_id, error)
+
+    def note_changed(self, spec: TableSpec, ids: NDArray[np.int64], *, is_removed: bool) -> None:
+        """Appends ids of a table that changed, or were removed, since the base of the next delta."""
+        name = spec.counts_for or spec.name
+        body = {"table": name, "is_removed": is_removed, "is_counter": spec.counts_for is not None}
+        block = Block(Action.PULL, spec.table_id, spec.schema_hash, spec.dim, len(ids), ids)
+        head, *columns = encode(Frame(Header(Op.PULL), [block]))
+        text = json.dumps(body).encode()
+        parts: list[Buffer] = [head[HEADER_BYTES:], *columns, *padded(text)]
+        self.writer.append(Kind.CHANGED, num_blocks=1, body_bytes=len(text), parts=parts)
+
     def load(self) -> None:
         """Appends that tables were replaced by those of a snapshot."""
         self.writer.append(Kind.LOAD)
+        self.control.num_loads += 1
 
-    def begin_checkpoint(self, jobs: JobsState, watermarks: Sequence[Watermark], left: Sequence[Watermark]) -> int:
+    def begin_checkpoint(
+        self, jobs: JobsState, watermarks: Sequence[Watermark], left: Sequence[Watermark], base: int | None
+    ) -> int:
         """Begins a segment with the state that a rows file does not have; returns its first lsn."""
         tables = [
             {
@@ -162,7 +206,13 @@ class ShardLog:
             for entry in self._tables.values()
         ]
         first_lsn = self.writer.begin_segment()
-        body = json.dumps({"tables": tables, "jobs": jobs.to_builtins()}).encode()
+        state = {
+            "tables": tables,
+            "jobs": jobs.to_builtins(),
+            "control": self.control.to_builtins(),
+            "base": None if base is None else f"{base:016x}",
+        }
+        body = json.dumps(state).encode()
         self.writer.append(
             Kind.STATE,
             num_marks=len(watermarks),
@@ -200,8 +250,10 @@ class ShardLog:
         return self._durable.get(client_id, 0)
 
     def _append_json(self, kind: Kind, body: Mapping[str, object]) -> None:
-        text = json.dumps(body).encode()
-        self.writer.append(kind, body_bytes=len(text), parts=padded(text))
+        self._append_body(kind, json.dumps(body).encode())
+
+    def _append_body(self, kind: Kind, body: bytes) -> None:
+        self.writer.append(kind, body_bytes=len(body), parts=padded(body))
 
     def _blocks_of(self, mutations: Sequence[Mutation | PlainPush], progress: Progress) -> tuple[Kind, Op, list[Block]]:
         """Returns kind and blocks of the record of a commit, and an op that may have such blocks."""

@@ -289,6 +289,14 @@ class EmbeddingTable:
             cut.end(kept=False)
             raise
 
+    def restore_changes(self, ids: NDArray[np.int64], *, is_removed: bool, is_counter: bool) -> None:
+        """As `Table.restore_changes`. Those of counters that an adopted spec dropped have no effect."""
+        counters = None if self.admission is None else self.admission.counters
+        if not is_counter:
+            self.store.restore_changes(ids, is_removed=is_removed)
+        elif counters is not None:
+            counters.store.restore_changes(ids, is_removed=is_removed)
+
     def source_shards(self, manifest: Manifest) -> list[int]:
         """As `Table.source_shards`."""
         return shards_with(manifest, self._owned)

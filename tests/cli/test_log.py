@@ -11,9 +11,12 @@ from typer.testing import CliRunner
 
 from fleet_sparse import cli
 from fleet_sparse.errors import FleetSparseError, SnapshotError
+from fleet_sparse.pserver.admin.log_recovery import start_log
+from fleet_sparse.pserver.log.control_state import RegisteredWorker
+from fleet_sparse.settings import Settings
 from support.logs import close, logged_shard
 from support.saves import loaded, rows_in
-from support.shards import ADAM, SGD, FrameClient, floats, ids_of, push
+from support.shards import ADAM, SGD, FrameClient, floats, ids_of, make_shard, push
 
 
 def log(*arguments: Any, fails: int = 0) -> str:
@@ -71,3 +74,31 @@ def test_to_snapshot_needs_one_log_of_each_shard(directory: Path, tmp_path: Path
         log("to-snapshot", tmp_path / "model", directory, directory)
     with pytest.raises(SnapshotError):
         log("to-snapshot", tmp_path / "model", tmp_path / "nothing")
+
+
+def shard_log(directory: Path, index: int, *, job_id: str, workers_job: int) -> Path:
+    """Writes the log of one of two shards, whose supervisor gave it an id."""
+    shard = make_shard(shard=index, num_shards=2)
+    path = directory / f"shard-{index}-of-2"
+    start_log(shard, path, Settings(durability="log", job_id=job_id), segment_bytes=1 << 16)
+    assert shard.log is not None
+    if workers_job:
+        shard.log.note(RegisteredWorker(0, 1, bytes(16), 1, None, workers_job, ("", "", ""), True, 0))
+    close(shard)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("job_ids", "workers_jobs", "is_one_job"),
+    [("ab", (5, 5), True), ("aa", (5, 0), True), ("ab", (5, 6), False), ("ab", (5, 0), False), ("ab", (0, 0), False)],
+)
+def test_to_snapshot_takes_logs_of_one_job(
+    tmp_path: Path, job_ids: str, workers_jobs: tuple[int, int], is_one_job: bool
+) -> None:
+    paths = [shard_log(tmp_path, index, job_id=job_ids[index], workers_job=workers_jobs[index]) for index in range(2)]
+    if is_one_job:
+        log("to-snapshot", tmp_path / "model", *paths)
+        return
+    with pytest.raises(SnapshotError):
+        log("to-snapshot", tmp_path / "model", *paths)
+    assert list((tmp_path / "model").iterdir()) == []

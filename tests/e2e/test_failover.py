@@ -20,11 +20,12 @@ SCRIPT = "counting.py"
 
 
 class RunningJob:
-    """A fleetrun of 2 pservers and 2 workers, and its logs."""
+    """A fleetrun of 2 pservers and some workers, and its logs."""
 
-    def __init__(self, launcher: subprocess.Popen[str], directory: Path) -> None:
+    def __init__(self, launcher: subprocess.Popen[str], directory: Path, num_workers: int) -> None:
         self.launcher = launcher
         self._directory = directory
+        self._num_workers = num_workers
 
     def log(self, name: str) -> str:
         path = self._directory / "log" / name
@@ -43,7 +44,7 @@ class RunningJob:
 
     def wait_for_steps(self, num_steps: int) -> None:
         """Waits until each worker has made so many more steps."""
-        targets = [self.steps(worker) + num_steps for worker in range(2)]
+        targets = [self.steps(worker) + num_steps for worker in range(self._num_workers)]
         self.wait_for(lambda: all(self.steps(worker) >= target for worker, target in enumerate(targets)))
 
     def pserver_pid(self, shard: int) -> int:
@@ -54,14 +55,17 @@ class RunningJob:
 
     def finish(self) -> None:
         (self._directory / "finish").touch()
-        self.wait_for(lambda: all("ended well" in self.log(f"workerlog.{worker}") for worker in range(2)))
+        workers = range(self._num_workers)
+        self.wait_for(lambda: all("ended well" in self.log(f"workerlog.{worker}") for worker in workers))
         self.launcher.wait(TIMEOUT_S)
 
 
 @contextmanager
-def running_job(directory: Path, script: str = SCRIPT, **variables: str) -> Iterator[RunningJob]:
+def running_job(
+    directory: Path, script: str = SCRIPT, *, num_workers: int = 2, **variables: str
+) -> Iterator[RunningJob]:
     command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
-    command += ["--server_num", "2", "--worker_num", "2", str(SCRIPTS / script)]
+    command += ["--server_num", "2", "--worker_num", str(num_workers), str(SCRIPTS / script)]
     with subprocess.Popen(
         command,
         cwd=directory,
@@ -72,7 +76,7 @@ def running_job(directory: Path, script: str = SCRIPT, **variables: str) -> Iter
         start_new_session=True,
     ) as launcher:
         try:
-            yield RunningJob(launcher, directory)
+            yield RunningJob(launcher, directory, num_workers)
         finally:
             # A signal ends fleetrun but not its children, which are in its process group.
             with suppress(ProcessLookupError):  # all of them ended by themselves
@@ -138,6 +142,41 @@ def test_killed_pserver_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mod
         check_counts(job, steps_per_push)
 
 
+def losses_of_logged_job(directory: Path, kills: Sequence[int], num_workers: int, **variables: str) -> list[str]:
+    """Runs a sync job with a log, whose pservers are killed in this order; returns the losses of each worker."""
+    directory.mkdir()
+    variables["FLEET_SPARSE_DURABILITY"] = "log"
+    with running_job(directory, "logged.py", num_workers=num_workers, **variables) as job:
+        for shard in kills:
+            job.wait_for_steps(40)
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+        job.finish()
+        assert job.launcher.returncode == 0
+    losses = [(directory / f"losses{worker}").read_text() for worker in range(num_workers)]
+    assert [len(each.splitlines()) for each in losses] == [300] * num_workers
+    return losses
+
+
+@pytest.mark.guarantee("W7")
+@pytest.mark.guarantee("W8")
+@pytest.mark.parametrize(
+    ("num_workers", "look_ahead", "clip"),
+    [
+        (2, "1", "1"),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in [(2, "1", ""), (2, "", "1"), (1, "", ""), (1, "1", "1")]
+        ),
+    ],
+)
+def test_killed_pserver_with_a_log_changes_no_loss_by_a_bit(
+    tmp_path: Path, num_workers: int, look_ahead: str, clip: str
+) -> None:
+    variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip}
+    undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], num_workers, **variables)
+    assert losses_of_logged_job(tmp_path / "killed", [0, 1, 0, 0], num_workers, **variables) == undisturbed
+
+
 @pytest.mark.slow
 def test_suspended_pserver_is_replaced_after_the_stall_time(tmp_path: Path) -> None:
     with running_job(tmp_path, FLEET_SPARSE_STALL_S="2") as job:
@@ -172,6 +211,20 @@ def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) ->
         assert any("ShardUnavailable: shard 1" in job.log(f"workerlog.{worker}") for worker in range(2))
 
 
+@pytest.mark.slow
+def test_worker_that_dies_with_the_pservers_returns_to_its_job(tmp_path: Path) -> None:
+    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3", FLEET_SPARSE_DURABILITY="log") as job:
+        job.wait_for_steps(50)
+        for shard in range(2):
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+        os.kill(job.worker_pids(1)[0], signal.SIGKILL)
+        job.wait_for(lambda: len(job.worker_pids(1)) == 2)
+        job.wait_for(lambda: job.log("workerlog.1").count("step 50\n") == 2)
+        job.finish()
+        check_counts(job, 1, workers=[0])
+        assert job.launcher.returncode == 0
+
+
 @pytest.mark.guarantee("A6")
 @pytest.mark.parametrize("resumes", ["", "1"], ids=["script that begins", "script that resumes"])
 def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: str) -> None:
@@ -185,13 +238,18 @@ def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: s
         assert job.launcher.returncode == 0
 
 
-def losses_of_resumed_job(directory: Path, kills: Sequence[tuple[str, int]], **variables: str) -> list[dict[int, str]]:
-    """Runs the job, in which one process after the other is killed; returns the last loss of each step, by worker."""
+Kill = Sequence[tuple[str, int]]
+"""Role and index of processes that are killed together."""
+
+
+def losses_of_resumed_job(directory: Path, kills: Sequence[Kill], **variables: str) -> list[dict[int, str]]:
+    """Runs the job, in which processes are killed; returns the last loss of each step, by worker."""
     directory.mkdir()
     with running_job(directory, "resuming.py", FLEET_SPARSE_RESTARTS="10", **variables) as job:
-        for number, (role, index) in enumerate(kills, 1):
+        for number, kill in enumerate(kills, 1):
             job.wait_for(lambda n=number: all(job.log(f"workerlog.{w}").count("waits\n") == n for w in range(2)))
-            os.kill(job.worker_pids(index)[-1] if role == "worker" else job.pserver_pid(index), signal.SIGKILL)
+            for role, index in kill:
+                os.kill(job.worker_pids(index)[-1] if role == "worker" else job.pserver_pid(index), signal.SIGKILL)
             (directory / f"go{number}").touch()
         job.wait_for(lambda: all("ended well" in job.log(f"workerlog.{worker}") for worker in range(2)))
         assert job.launcher.wait(TIMEOUT_S) == 0
@@ -205,14 +263,23 @@ def losses_of_resumed_job(directory: Path, kills: Sequence[tuple[str, int]], **v
 @pytest.mark.parametrize(
     ("rule", "clip", "kills"),
     [
-        ("Adam", "", [("worker", 1), ("pserver", 0)]),
-        pytest.param("Adam", "1", [("pserver", 1), ("worker", 0)], marks=pytest.mark.slow),
-        *(pytest.param(rule, "", [("worker", 0)], marks=pytest.mark.slow) for rule in ("SGD", "Adagrad", "Momentum")),
+        ("Adam", "", [[("worker", 1)], [("pserver", 0)]]),
+        pytest.param("Adam", "1", [[("pserver", 1)], [("worker", 0)]], marks=pytest.mark.slow),
+        *(pytest.param(rule, "", [[("worker", 0)]], marks=pytest.mark.slow) for rule in ("SGD", "Adagrad", "Momentum")),
     ],
 )
 def test_killed_sync_job_has_the_losses_of_an_undisturbed_one(
-    tmp_path: Path, rule: str, clip: str, kills: Sequence[tuple[str, int]]
+    tmp_path: Path, rule: str, clip: str, kills: Sequence[Kill]
 ) -> None:
     undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [], RULE=rule, CLIP=clip)
     assert [sorted(losses) for losses in undisturbed] == [list(range(1, 121))] * 2
     assert losses_of_resumed_job(tmp_path / "killed", kills, RULE=rule, CLIP=clip, KILLS=str(len(kills))) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_pservers", [1, 2])
+def test_sync_worker_that_dies_with_pservers_with_logs_changes_no_loss(tmp_path: Path, num_pservers: int) -> None:
+    undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [])
+    kill = [("worker", 1), *(("pserver", shard) for shard in range(num_pservers))]
+    variables = {"KILLS": "1", "FLEET_SPARSE_DURABILITY": "log"}
+    assert losses_of_resumed_job(tmp_path / "killed", [kill], **variables) == undisturbed

@@ -9,6 +9,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.pserver.engine.progress import NO_PROGRESS
+from fleet_sparse.pserver.log.control_state import BarrierOpening
 from fleet_sparse.pserver.log.log_format import HEAD_BYTES, HEADER_BYTES, MARK_BYTES, Kind, LogIdentity
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.log.log_writer import LogWriter
@@ -31,8 +32,10 @@ def example(directory: Path) -> bytes:
     shard = make_shard(TABLE)
     mark = Watermark(bytes(range(16)), 1, 9)
     change = Push(TABLE.table_id, ids_of(7, -1), floats([1.0], [2.0]), 0.5, 3)
-    ShardLog(writer, shard.tables).commit([mark], [change], NO_PROGRESS, [])
-    writer.append(Kind.VOID)
+    log = ShardLog(writer, shard.tables)
+    log.commit([mark], [change], NO_PROGRESS, [])
+    log.void()
+    log.note(BarrierOpening("b", {0: 3, 1: 2}, contributions=((b"\x01\x02",), ())))
     writer.close()
     reader = LogReader(directory)
     list(reader.records())

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from fleet_sparse.errors import LogCorrupt, LogFull, SettingError
-from fleet_sparse.pserver.log.log_format import HEADER_BYTES, NEXT_SEGMENT, Kind, LogIdentity
+from fleet_sparse.pserver.log.log_format import HEADER_BYTES, NEXT_SEGMENT, Kind, LogIdentity, SegmentHeader
 from fleet_sparse.pserver.log.log_reader import LogReader
 from support.logs import IDENTITY, small_writer
 
@@ -245,3 +246,13 @@ def test_a_crash_at_any_call_leaves_a_prefix(
         read = bodies(copy)
         assert read in (TEXTS[:done], TEXTS[: done + 1])
         writer.close()
+
+
+def test_log_of_an_older_version_is_refused(tmp_path: Path) -> None:
+    head = bytearray(SegmentHeader(IDENTITY, 1, 1, 0).to_bytes())
+    head[4:6] = (1).to_bytes(2, "little")
+    head[-8:] = bytes(8)
+    head[-8:] = xxh3_64_intdigest(bytes(head)).to_bytes(8, "little")
+    (tmp_path / "00000000000000000001.fsl").write_bytes(head)
+    with pytest.raises(LogCorrupt, match=r"version 1 .* 2"):
+        LogReader(tmp_path)

@@ -470,3 +470,24 @@ def crashed(shard: Shard, *, is_torn: bool) -> Shard:
             file.seek(reader.end)
             file.write(b"FSLR and half of a record")
     return logged_shard(directory, segment_bytes=1024)
+
+
+@pytest.mark.parametrize("lag", [None, 3])
+def test_a_mark_that_a_worker_skipped_to_survives_the_next_crash(tmp_path: Path, lag: int | None) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    (worker, _) = sync_workers(shard, 2, Mode(ASYNC, max_step_lag=lag))
+    worker.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    shard.resume_worker(0, worker.client_id, 5, 0 if lag is None else 5)
+    again = check_equal(shard)
+    assert again.ledger.applied(worker.client_id) == 5
+    assert again.job is None or again.job.clock.steps() == [5, 0]
+
+
+def test_a_mark_that_is_applied_is_not_appended_again(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    client = FrameClient(shard)
+    client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    assert shard.log is not None
+    newest = shard.log.writer.newest_lsn
+    shard.resume_worker(0, CLIENT, 1, 0)
+    assert shard.log.writer.newest_lsn == newest
