@@ -559,8 +559,8 @@ def _port(_: Path) -> None:
 
 @entry(
     SettingError,
-    "control socket: <...>/fleet_sparse-<...>: its mode is 755, should be 700. Remove it, or set XDG_RUNTIME_DIR of all "
-    "processes of the job to a directory of your own",
+    "control socket: <...>/fleet_sparse-<...>: its mode is 755, should be 700. Remove it, or set XDG_RUNTIME_DIR of "
+    "all processes of the job to a directory of your own",
 )
 def _socket_directory(where: Path) -> None:
     (where / f"fleet_sparse-{os.getuid()}").mkdir()
@@ -657,7 +657,7 @@ def _mixed_keys(where: Path) -> None:
 @entry(
     SettingError,
     "pserver 127.0.0.1:<...>: its keys are of authority <...>, those of this process are of <...>. Give all "
-    "processes of the job the keys of one `fleet-sparse keys new`",
+    "processes of the job the keys of one `fleet-sparse keys new`, and the same FLEET_SPARSE_CHANNEL",
 )
 def _keys_of_another_job(where: Path) -> None:
     theirs = Credentials.of(Settings(keys=str(key_directory(where, name="theirs"))), is_pserver=True)

@@ -278,7 +278,7 @@ def test_killed_sync_job_has_the_losses_of_an_undisturbed_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_pservers", [1, 2])
-def test_sync_worker_that_dies_with_pservers_changes_no_loss(tmp_path: Path, num_pservers: int) -> None:
+def test_sync_worker_dies_with_logged_pservers_changes_no_loss(tmp_path: Path, num_pservers: int) -> None:
     undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [])
     kill = [("worker", 1), *(("pserver", shard) for shard in range(num_pservers))]
     variables = {"KILLS": "1", "FLEET_SPARSE_DURABILITY": "log"}
