@@ -31,7 +31,7 @@ from .request import Request
 __all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Resumption", "ShardLink", "TableState"]
 
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PREPARE, Op.COMMIT})
-_LEAVE = Op.LEAVE  # a lookup of a member takes longer, at every push
+_LEAVE, _PREPARE = Op.LEAVE, Op.PREPARE  # a lookup of a member takes longer, at every push
 _CLIENT_EPOCH = 1  # reserved in the protocol
 _WAITING_PROBES = 4  # sends of a waiting request before its deadline
 _MAX_BACKOFF = 8  # in units of `retry_s`
@@ -73,7 +73,7 @@ class Resumption(NamedTuple):
     push_seq: int = 0
     """Seq of the newest push that it will not send again."""
     step: int = 0
-    """Step of the newest of them that has one; 0 without."""
+    """Step of the newest of them that completes one; 0 without."""
 
 
 def is_older(incarnation: int, other: int) -> bool:
@@ -167,7 +167,7 @@ class ShardLink:
         self.step = 0
         self.last_seq = 0
         self.acked_seq = 0
-        self._acked_step = 0  # step of the newest acked push that has one
+        self._acked_step = 0  # step that the newest acked push completes of those that complete one
         self._push_floor = 0  # seq of the newest push that changes something
         self.outstanding: dict[int, Request] = {}
         self._unacked: dict[int, Request] = {}  # pushes by seq, in order
@@ -430,7 +430,8 @@ class ShardLink:
             request = self._unacked.pop(acked)
             self._unacked_bytes -= request.num_bytes
             self.acked_seq = acked
-            self._acked_step = request.step or self._acked_step
+            if request.step and request.op is not _PREPARE:  # COMMIT follows, with the same step
+                self._acked_step = request.step
             if request.op not in _NEEDS_ROWS:
                 del self.outstanding[request.request_id]
                 outcomes += [Outcome(request, frame if request_id == request.request_id else None, None)]

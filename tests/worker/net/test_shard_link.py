@@ -41,8 +41,8 @@ def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, in
 class Transcript:
     """Runs the commands of a transcript and says what the link does.
 
-    pull | push [bytes [step]] | push_pull | assign | leave    submits a request and sends what is due
-    rows | ack | wait REQUEST SEQ [INCARNATION]  a reply arrives
+    pull | push [bytes [step]] | push_pull | assign | leave | prepare | commit    submits a request, sends what is due
+    rows | ack | wait | norms REQUEST SEQ [INCARNATION]  a reply arrives
     error REQUEST CODE [EXPECTED_SEQ]            an ERROR frame arrives
     at SECONDS                                   the time is now so many seconds
     heartbeat INCARNATION                        the control plane tells of an incarnation
@@ -59,14 +59,14 @@ class Transcript:
     def run(self, line: str) -> str:
         command, *arguments = shlex.split(line)
         outcomes: list[Outcome] = []
-        if command in ("pull", "push", "push_pull", "assign", "leave"):
+        if command in ("pull", "push", "push_pull", "assign", "leave", "prepare", "commit"):
             num_bytes, step, *_ = [*map(int, arguments), *(10, 0)[len(arguments) :]]
             request = Request(Op[command.upper()], step, num_bytes=num_bytes)
             try:
                 self.link.submit(request, self.now)
             except FleetSparseError as error:
                 return f"raised {type(error).__name__}: {error}"
-        elif command in ("rows", "ack", "wait"):
+        elif command in ("rows", "ack", "wait", "norms"):
             incarnation = int(arguments[2], 16) if len(arguments) > 2 else INCARNATION
             frame = reply(Op[command.upper()], int(arguments[0]), int(arguments[1]), incarnation=incarnation)
             outcomes = self.link.receive(frame, self.now)
