@@ -209,6 +209,18 @@ class Membership:
                 "job ports of its own"
             )
 
+    def is_taken(self, registrant: Registrant) -> bool:
+        """Returns whether another process of the same job is that worker and is present."""
+        index, holder = registrant.worker_index, self._workers.get(registrant.worker_index)
+        return (
+            holder is not None
+            and index in self._present
+            and holder.client_id != registrant.client_id
+            and registrant.job_id in (0, self._job_id)
+            and registrant.num_workers == self._num_workers
+            and not self._launch.conflict(registrant.launch)
+        )
+
     def check_launch(self, where: str, launch: Launch) -> None:
         """Checks that a process may belong to the job of this pserver.
 

@@ -58,6 +58,8 @@ CLIENT_ID_BYTES = 16
 MAX_LOST_CHECK_S = 1.0
 # The ends of connections and a registration that follows them may reach a pserver in another order.
 ADMISSION_S = 2.0
+PLACE_SHARE = 0.8
+"""Of the time for which a client waits until its registration is answered."""
 _NUM_PARSED_SPECS = 1024
 
 
@@ -113,6 +115,7 @@ class ControlService:
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
         self._orphaned_s = settings.orphaned_s
+        self._place_s = min(settings.worker_lost_s + ADMISSION_S, PLACE_SHARE * settings.connect_s)
         self._membership = Membership(
             lost_after_s=settings.worker_lost_s,
             unseen_after_s=settings.connect_s,
@@ -329,14 +332,23 @@ class ControlService:
         return reply
 
     async def _wait_for_admission(self, registrant: Registrant) -> None:
-        """Returns when a worker may register; it waits a moment for connections of an earlier process to end."""
-        deadline = time.monotonic() + ADMISSION_S
+        """Returns when a worker may register. It waits a moment for connections of an earlier process to end.
+
+        It waits longer for the place of a worker that may have died without a sign: until its connection has ended,
+        because it left heartbeats unanswered, but not for as long as the client waits for the answer.
+        """
+        begun_at = time.monotonic()
+        is_said = False
         while True:
             try:
                 self._membership.check(registrant)
                 return
             except SettingError:
-                if not await self._departed.wait(deadline):
+                is_taken = self._membership.is_taken(registrant)
+                if is_taken and not is_said:
+                    is_said = True
+                    _log.info("%s: another process has its place; it waits for %g s", registrant.where, self._place_s)
+                if not await self._departed.wait(begun_at + (self._place_s if is_taken else ADMISSION_S)):
                     raise
 
     async def _sync_log(self) -> None:

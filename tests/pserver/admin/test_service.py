@@ -248,6 +248,33 @@ async def test_worker_takes_the_place_of_one_whose_connection_ends(held: HeldCon
         await again
 
 
+@in_loop
+async def test_worker_waits_for_its_place_while_heartbeats_decide(
+    held: HeldControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.ADMISSION_S", 0.0)
+    await registered_workers(held, 2)
+    async with connected(held, 0, 1) as connections:
+        other_job = registration(worker=0, num_workers=3, client_id=b"y" * 16)
+        with pytest.raises(SettingError):
+            await held.start(other_job)
+        again = asyncio.ensure_future(held.start(registration(worker=0, num_workers=2, client_id=b"x" * 16)))
+        await turns()
+        assert not again.done()
+        connections[0].cancel()
+        await again
+
+
+@in_loop
+async def test_a_place_that_stays_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.PLACE_SHARE", 0.001)
+    held = HeldControl(tmp_path)
+    await registered_workers(held, 2)
+    async with connected(held, 0, 1):
+        with pytest.raises(SettingError):
+            await held.start(registration(worker=0, num_workers=2, client_id=b"x" * 16))
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @in_loop
 async def test_job_that_starts_again_after_a_lost_worker_trains(held: HeldControl, order: tuple[int, int]) -> None:
