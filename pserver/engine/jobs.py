@@ -33,7 +33,7 @@ class JobsState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mode: Mode of the current job, as JSON; None if steps are not counted, as all that follows.
         num_workers: Number of workers of the current job.
         members: Worker of each client that takes part in its steps.
-        steps: Newest step that each worker pushed.
+        steps: Newest step of each worker that is applied.
         failure: Why it failed, as `ended`.
     """
 
@@ -159,12 +159,15 @@ class Jobs:
         job = self.current
         if job is None:
             return state
+        steps = job.clock.steps()
+        if job.is_sync:  # a later step is staged: it is in no record, and its workers send it again
+            steps = [min(step, job.clock.complete) for step in steps]
         return msgspec.structs.replace(
             state,
             mode=job.mode.to_json(),
             num_workers=job.num_workers,
             members={client_id.hex(): worker for client_id, worker in job.members().items()},
-            steps=job.clock.steps(),
+            steps=steps,
             failure=_numbers_of(job.failure),
         )
 

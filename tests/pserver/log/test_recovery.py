@@ -295,6 +295,24 @@ def test_a_checkpoint_has_jobs_and_workers_that_left(tmp_path: Path) -> None:
     assert again.tables[SGD.table_id].declared_by == "worker 0"
 
 
+@pytest.mark.guarantee("W3")
+def test_a_step_that_is_staged_at_a_checkpoint_is_sent_again(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2)
+    for worker in workers:
+        worker.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    second = push(SGD, ids_of(1), floats([2.0, 0.0]))
+    FrameClient(shard, workers[1].client_id).ask(Op.PUSH, second, push_seq=2, step=2)
+    write_checkpoint(shard)
+    again = recovered(shard)
+    for worker in workers:
+        other = Worker(again, worker.index, step=1)
+        other.seq = 1
+        assert code_of(other.push(second)) is None
+    assert again.complete_step == 2
+    assert FrameClient(again).rows(SGD, 1) == [[-2.5, 0.5]]
+
+
 def test_no_checkpoint_begins_inside_a_prepared_step(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", SGD, DENSE)
     workers = sync_workers(shard, 2)
