@@ -5,11 +5,13 @@ The port of a pserver's address names its socket. The pserver reserves that port
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import socket
 import stat
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from fleet_sparse.errors import SettingError
@@ -44,7 +46,10 @@ def socket_path(port: int) -> Path:
             directory.mkdir(0o700)
         found = directory.lstat()
     except OSError as error:
-        raise SettingError(f"{where}: {error.strerror}. {advice}") from error
+        raise SettingError(
+            f"{where}: {error.strerror}. Make the directory above it, or set XDG_RUNTIME_DIR of all processes of the "
+            "job to another one"
+        ) from error
     if not stat.S_ISDIR(found.st_mode):
         raise SettingError(f"{where}: is a link or a file, should be a directory. {advice}")
     if found.st_uid != os.getuid():
@@ -63,6 +68,9 @@ def socket_path(port: int) -> Path:
 class ControlSocket:
     """The place of a control plane's socket, whose port is reserved until `close`.
 
+    A lock in the directory reserves the port among pservers of this user, in all network namespaces; the port itself is
+    bound, so that nobody else listens there.
+
     Args:
         address: Address of the pserver; port 0 lets the system choose one.
 
@@ -71,22 +79,25 @@ class ControlSocket:
         path: Path of the socket. No file is there yet.
 
     Raises:
-        OSError: The port is in use, in this network namespace or by a pserver in another one.
+        OSError: The port is in use.
         SettingError: As `socket_path`.
     """
 
     def __init__(self, address: Address) -> None:
-        self._reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            self._reserved.bind((LOOPBACK, address.port))
-            self.port: int = self._reserved.getsockname()[1]
+        with ExitStack() as undo:
+            bound = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier listener linger
+            bound.bind((LOOPBACK, address.port))
+            self.port: int = bound.getsockname()[1]
             self.path = socket_path(self.port)
-            if is_served(self.path):  # by a pserver of another network namespace, which has the port there
-                raise OSError(0, f"a process listens on {self.path}")
-            self.path.unlink(missing_ok=True)  # of a process that was killed
-        except BaseException:
-            self._reserved.close()
-            raise
+            lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            undo.callback(os.close, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OSError(errno.EADDRINUSE, f"a process has the lock of {self.path}") from error
+            self.path.unlink(missing_ok=True)  # of a process that was killed: one that lives has the lock
+            self._reserved = undo.pop_all()
 
     def close(self) -> None:
         """Removes the socket and frees the port."""
@@ -100,6 +111,8 @@ def is_served(path: Path) -> bool:
         probe.settimeout(_CONNECT_S)
         try:
             probe.connect(str(path))
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
+        except OSError:  # as one whose backlog is full
+            return True
     return True

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from fleet_sparse.control_socket import ControlSocket
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import LOOPBACK, Address, ip_address_of
 from fleet_sparse.settings import Settings
@@ -65,8 +66,8 @@ def choose(
     return Endpoints(control, settings.data_host or control.host, control.host, is_exposed=True)
 
 
-def check_free(control: Address) -> None:
-    """Checks that a control plane can listen at an address now.
+def check_free(control: Address, *, has_socket: bool = False) -> None:
+    """Checks that a control plane can listen at an address now, or on its Unix socket.
 
     Raises:
         SettingError: Another process listens there, or the system does not allow it.
@@ -74,7 +75,10 @@ def check_free(control: Address) -> None:
     ip_address = ip_address_of(control.host)
     family = socket.AF_INET6 if ":" in ip_address else socket.AF_INET
     try:
-        socket.create_server((ip_address, control.port), family=family).close()
+        if has_socket:
+            ControlSocket(control).close()
+        else:
+            socket.create_server((ip_address, control.port), family=family).close()
     except OSError as error:
         advice = _IN_USE if error.errno == errno.EADDRINUSE else "Give this pserver an address of this machine"
         raise cannot_bind(str(control), os.strerror(error.errno or 0), advice) from error

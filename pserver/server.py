@@ -21,6 +21,7 @@ from types import FrameType
 import xxhash
 import zmq
 
+from fleet_sparse.control_socket import has_socket
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import SettingError
@@ -104,7 +105,8 @@ def serve(options: Options, settings: Settings) -> None:
         options.lifeline.end_with_supervisor()
     chosen = _check(options, settings)
     credentials = Credentials.of(settings, is_pserver=True)
-    check_free(chosen.control)  # before kernels are compiled and a snapshot is loaded
+    is_socket = credentials.has_control_sockets and has_socket(chosen.control)
+    check_free(chosen.control, has_socket=is_socket)  # before kernels are compiled and a snapshot is loaded
     _log.info(
         "shard %d of %d starts: pid %d, root %s",
         options.shard,

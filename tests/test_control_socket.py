@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_path_that_is_too_long_is_refused(root: Path, monkeypatch: pytest.Monkey
 
 def test_port_is_reserved_and_nothing_listens_there() -> None:
     with closing(ControlSocket(ANY)) as reserved:
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(OSError, match=str(reserved.path)):
             ControlSocket(Address("127.0.0.1", reserved.port))
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", reserved.port))
@@ -95,14 +96,37 @@ def test_socket_of_a_killed_process_is_replaced() -> None:
         assert not path.exists()
 
 
-def test_socket_that_is_served_is_left(root: Path) -> None:
+def test_socket_of_a_process_that_lives_is_left(root: Path) -> None:
     with closing(ControlSocket(ANY)) as first:
         port, path = first.port, first.path
-    with socket.socket(socket.AF_UNIX) as other:  # as of another network namespace
-        other.bind(str(path))
-        other.listen()
+    with path.with_suffix(".lock").open() as lock:  # as of a pserver in another network namespace
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path.touch()
         with pytest.raises(OSError, match=str(path)):
             ControlSocket(Address("127.0.0.1", port))
+        assert path.exists()
+
+
+def test_port_of_connections_that_linger_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = listener.accept()
+        accepted.close()  # this side closes first, so its port stays in TIME_WAIT
+        client.close()
+    ControlSocket(Address("127.0.0.1", port)).close()
+
+
+def test_socket_whose_backlog_is_full_is_served(root: Path) -> None:
+    path = socket_path(7000)
+    with socket.socket(socket.AF_UNIX) as busy, ExitStack() as waiting:
+        busy.bind(str(path))
+        busy.listen(0)
+        for _ in range(3):
+            stream = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            stream.setblocking(False)
+            with suppress(BlockingIOError):
+                stream.connect(str(path))
         assert is_served(path)
 
 

@@ -300,8 +300,11 @@ class JobConnection:
             for reporter in self._reporters:
                 end.callback(reporter.join)
                 reporter.stop()
-            end.callback(self.control.close)  # ends the call in which the reporter waits
+            end.callback(self.control.close)  # ends the call in which the reporter of positions waits
             end.callback(self.client.close)
+            for reporter in self._reporters:
+                if isinstance(reporter, ProgressReporter):
+                    end.callback(reporter.join)  # its upload uses the client
 
     def _parse_resumed(self) -> Resumed:
         in_step = self._mode is not None and self._mode.kind == SYNC

@@ -268,8 +268,11 @@ class Membership:
         """
         self.check(registrant)
         index, client_id = registrant.worker_index, registrant.client_id
-        worker = self._workers.get(index)
         newest = (client_id, registrant.client_epoch)
+        finished = self._finished.get(index)
+        if finished is not None and (finished.client_id, finished.client_epoch) == newest:
+            return Joined(self._job_id, is_new=False, begins_job=False)  # it repeats its last call after a restart
+        worker = self._workers.get(index)
         is_known = worker is not None and (worker.client_id, worker.client_epoch) == newest
         begins_job = not is_known and (not self._has_others(registrant) or self._ends_job(registrant))
         is_same_alone = self._num_workers == registrant.num_workers == 1 and self._launch == registrant.launch
@@ -290,6 +293,7 @@ class Membership:
         if client_id in self._connections:
             self._return(index)
         elif not worker.has_attended:
+            worker.away_since = now
             self._present.add(index)
         return Joined(self._job_id, not is_known, begins_job)
 

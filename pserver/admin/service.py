@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from google.protobuf.message import Message
 
 from fleet_sparse.core.criteria import Criterion
@@ -56,6 +57,8 @@ Post = Callable[[Callable[[], Any]], "Future[Any]"]
 
 CLIENT_ID_BYTES = 16
 MAX_LOST_CHECK_S = 1.0
+# Of what workers have for each other at a barrier: a global shuffle exchanges its examples there, too many for a log.
+MAX_RECORDED_BYTES = 1 << 20
 # The ends of connections and a registration that follows them may reach a pserver in another order.
 ADMISSION_S = 2.0
 PLACE_SHARE = 0.8
@@ -501,6 +504,8 @@ class ControlService:
     async def _record(self, opening: BarrierOpening) -> None:
         """Returns when the log has the opening of a barrier durably: no worker is answered before."""
         assert self._shard.log is not None, "checked by the caller"
+        if opening.num_bytes > MAX_RECORDED_BYTES:
+            opening = msgspec.structs.replace(opening, contributions=())
         # Encoded here: a round of a global shuffle may have 256 MB.
         await self._on_data_thread(partial(self._shard.log.note, opening, encoded_change(opening)))
         await self._sync_log()

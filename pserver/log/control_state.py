@@ -54,6 +54,11 @@ class BarrierOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_alone: bool | None = None
     contributions: tuple[tuple[bytes, ...], ...] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the contributions."""
+        return sum(len(part) for parts in self.contributions for part in parts)
+
     def without(self, workers: Container[int]) -> BarrierOpening:
         """Returns the opening for the other workers that passed."""
         passed = {worker: sequence for worker, sequence in self.passed.items() if worker not in workers}

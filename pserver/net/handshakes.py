@@ -23,8 +23,9 @@ _refusals = ThrottledLog(_log)
 
 MAX_HANDSHAKES = 64
 HANDSHAKE_S = 5.0
-# A machine that is gone says nothing, and TCP alone would send to it for a quarter of an hour.
-GONE_AFTER_S = 10.0
+# A machine that is gone says nothing, and TCP alone would send to it for a quarter of an hour. A suspended client that
+# takes nothing of a reply for as long is cut off as well: it connects again and asks again.
+GONE_AFTER_S = 30.0
 MAX_DONE = 1024
 CHECK_S = 0.5
 

@@ -19,6 +19,7 @@ _PERIOD_S = 1.0
 _REPORTS_PER_S = 300
 # Steps wait for uploads of dense parameters for at most this share of the time.
 _UPLOAD_SHARE = 0.001
+_RETRY_S = 10.0
 _JOIN_S = 10.0
 
 
@@ -44,6 +45,7 @@ class ProgressReporter:
         self._progress = progress
         self._uploaded = uploaded
         self._period_s = max(_PERIOD_S, num_workers / _REPORTS_PER_S)
+        self._reported = progress()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet_sparse progress", daemon=True)
         self._thread.start()
@@ -57,14 +59,15 @@ class ProgressReporter:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        reported, wait_s = self._progress(), self._period_s
+        wait_s = self._period_s
         while not self._stopped.wait(wait_s):
-            if self._progress() == reported:
+            if self._progress() == self._reported:
                 continue
             try:
                 with self._uploaded() as upload_s:
                     progress = self._progress()
                 self._control.report_progress(progress)
-                reported, wait_s = progress, max(self._period_s, upload_s / _UPLOAD_SHARE)
-            except FleetSparseError as error:  # a call that needs the pserver raises it
-                logger.debug("reporting progress: %s", error)
+                self._reported, wait_s = progress, max(self._period_s, upload_s / _UPLOAD_SHARE)
+            except FleetSparseError as error:  # the next save or barrier finds the same cause
+                logger.info("the progress of this worker is not reported: %s", error)
+                wait_s = max(self._period_s, _RETRY_S)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
-from fleet_sparse.errors import ErrorCode, WorkerLost
+from fleet_sparse.errors import ErrorCode, ProtocolError, WorkerLost
 from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
 from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.service import Supervised
@@ -123,6 +123,25 @@ async def test_parts_of_an_exchange_survive_a_crash(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_large_parts_of_an_exchange_are_not_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.MAX_RECORDED_BYTES", 3)
+    held = await registered(tmp_path)
+    requests = [
+        messages.ExchangeRequest(
+            name="e", worker_index=index, client_id=bytes([index]) * 16, sequence=1, parts=[b"%d0" % index, b""]
+        )
+        for index in range(2)
+    ]
+    await meet(held, *requests)
+    assert held.shard.log is not None
+    assert [each.contributions for each in held.shard.log.control.openings if each.name == "e"] == [()]
+    again = restarted(held)
+    await again.start(resuming(0))
+    with pytest.raises(ProtocolError, match="dropped"):
+        await again.start(requests[0])
+
+
+@in_loop
 async def test_barrier_that_opened_alone_says_so_after_a_crash(tmp_path: Path) -> None:
     held = await registered(tmp_path)
     ends = barrier(0, "ends")
@@ -141,6 +160,8 @@ async def test_finished_worker_stays_finished_after_a_crash(tmp_path: Path) -> N
     held = await registered(tmp_path)
     await meet(held, barrier(0, LAST_BARRIER), barrier(1, LAST_BARRIER))
     again = restarted(held)
+    job_id = (await again.start(resuming(0))).job_id
+    assert (await again.start(resuming(1))).job_id == job_id
     await again.start(barrier(1, LAST_BARRIER))
     again.now = 1000.0
     again.service.find_lost_workers()

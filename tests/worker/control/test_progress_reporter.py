@@ -35,6 +35,7 @@ class FakeControl:
 @pytest.fixture(autouse=True)
 def period(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_reporter, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(progress_reporter, "_RETRY_S", 0.01)
 
 
 def test_changed_progress_is_reported_until_it_arrives() -> None:
