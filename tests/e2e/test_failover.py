@@ -172,7 +172,7 @@ def lose_power(job: RunningJob, shard: int, directory: Path) -> int:
         os.kill(supervisor, signal.SIGCONT)
 
 
-@pytest.mark.guarantee("W7")
+@pytest.mark.guarantee("W10")
 @pytest.mark.parametrize(
     ("mode", "steps_per_push"),
     [
@@ -182,7 +182,7 @@ def lose_power(job: RunningJob, shard: int, directory: Path) -> int:
         pytest.param("geo", 2, marks=pytest.mark.slow),
     ],
 )
-def test_power_cut_of_a_pserver_with_a_log_loses_and_doubles_nothing(
+def test_power_cut_with_a_log_loses_and_doubles_nothing(
     tmp_path: Path, mode: str, steps_per_push: int
 ) -> None:
     variables = {"FLEET_SPARSE_DURABILITY": "log", "FLEET_SPARSE_LOG_SYNC_S": "1000"}
