@@ -162,7 +162,7 @@ def lose_power(job: RunningJob, shard: int, directory: Path) -> int:
         data, offset = memoryview(path.read_bytes()), HEADER_BYTES
         commits: list[int] = []  # where those begin behind the newest other record
         while not isinstance(head := find_record(data, offset), str):
-            commits = [*commits, offset] if head.kind is Kind.APPLY else []
+            commits = [*commits, offset] if head.kind in (Kind.APPLY, Kind.PREPARE, Kind.COMMIT) else []
             offset += head.end
         assert commits
         lost = commits[len(commits) // 2 :]
@@ -182,9 +182,7 @@ def lose_power(job: RunningJob, shard: int, directory: Path) -> int:
         pytest.param("geo", 2, marks=pytest.mark.slow),
     ],
 )
-def test_power_cut_with_a_log_loses_and_doubles_nothing(
-    tmp_path: Path, mode: str, steps_per_push: int
-) -> None:
+def test_power_cut_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mode: str, steps_per_push: int) -> None:
     variables = {"FLEET_SPARSE_DURABILITY": "log", "FLEET_SPARSE_LOG_SYNC_S": "1000"}
     with running_job(tmp_path, MODE=mode, **variables) as job:
         job.wait_for(lambda: "saved" in job.log("workerlog.0"))
@@ -199,14 +197,19 @@ def test_power_cut_with_a_log_loses_and_doubles_nothing(
         check_counts(job, steps_per_push)
 
 
-def losses_of_logged_job(directory: Path, kills: Sequence[int], num_workers: int, **variables: str) -> list[str]:
+def losses_of_logged_job(
+    directory: Path, kills: Sequence[int], num_workers: int, *, loses_power: bool = False, **variables: str
+) -> list[str]:
     """Runs a sync job with a log, whose pservers are killed in this order; returns the losses of each worker."""
     directory.mkdir()
     variables["FLEET_SPARSE_DURABILITY"] = "log"
     with running_job(directory, "logged.py", num_workers=num_workers, **variables) as job:
         for shard in kills:
             job.wait_for_steps(40)
-            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+            if loses_power:
+                lose_power(job, shard, directory)
+            else:
+                os.kill(job.pserver_pid(shard), signal.SIGKILL)
         job.finish()
         assert job.launcher.returncode == 0
     losses = [(directory / f"losses{worker}").read_text() for worker in range(num_workers)]
@@ -232,6 +235,16 @@ def test_killed_pserver_with_a_log_changes_no_loss_by_a_bit(
     variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip}
     undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], num_workers, **variables)
     assert losses_of_logged_job(tmp_path / "killed", [0, 1, 0, 0], num_workers, **variables) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("W10")
+@pytest.mark.parametrize(("num_workers", "look_ahead"), [(2, ""), (2, "1"), (1, "")])
+def test_power_cut_with_a_log_changes_no_loss_by_a_bit(tmp_path: Path, num_workers: int, look_ahead: str) -> None:
+    variables = {"LOOK_AHEAD": look_ahead, "CLIP": "", "FLEET_SPARSE_LOG_SYNC_S": "1000"}
+    undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], num_workers, **variables)
+    disturbed = losses_of_logged_job(tmp_path / "cut", [0, 1, 0], num_workers, loses_power=True, **variables)
+    assert disturbed == undisturbed
 
 
 @pytest.mark.slow

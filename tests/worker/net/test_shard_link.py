@@ -639,3 +639,15 @@ def test_power_cuts_lose_and_double_no_push(counts_steps: bool, events: list[str
     assert link.failure is None
     assert num_done == num_submitted
     assert [seq for _, seq in shard.applied] == [*range(1, num_pushes + 1)]
+
+
+def test_pushes_of_two_phases_are_not_sent_again() -> None:
+    link = link_of(KEEPS)
+    acked_push(link, 0.0, np.arange(8))
+    for op in (Op.PREPARE, Op.COMMIT):
+        request = Request(op, 1)
+        link.submit(request, 1.0, 1.0)
+        link.receive(reply(Op.NORMS if op is Op.PREPARE else Op.ROWS, request.request_id, request.push_seq), 1.0)
+    assert link.expect(INCARNATION + (1 << 32)).push_seq == 3
+    link.rejoin(KEEPS._replace(incarnation=INCARNATION + (1 << 32), restored_seq=3), 2.0)
+    assert link.poll(2.0).requests == []
