@@ -6,8 +6,8 @@ from fleet_sparse.wire.frame_format import BLOCK, BLOCK_BYTES, Action, Buffer, O
 
 from .request import Request
 
-# An ack of a COMMIT does not say that all workers have committed the step, so the next one cannot follow it at once. Such
-# pushes are not kept, and a job whose pserver loses them ends.
+# An ack of a COMMIT does not say that all workers have committed the step, so the next one cannot follow it at once.
+# Such pushes are not kept, and a job whose pserver loses them ends.
 _TWO_PHASE = frozenset({Op.PREPARE, Op.COMMIT})
 
 
