@@ -165,6 +165,10 @@ class Performance:
     max_inflight_bytes: Bytes = 256 << 20
     """Largest number of bytes of pushes to one shard that wait for their ack."""
 
+    kept_bytes: Bytes = 512 << 20
+    """Largest number of bytes of acked pushes that a worker keeps, with durability `log`, until they survive the
+    machine of their pserver. At the bound the next push waits."""
+
     max_frame_bytes: Annotated[int, Range(1 << 20, 1 << 40, "bytes")] = 64 << 20
     """Size of the largest frame that a worker sends and a pserver accepts; larger requests are split. The least value
     holds a row of any dim. The same on workers and pservers."""

@@ -128,6 +128,7 @@ class ControlService:
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
         self._has_log = shard.log is not None
+        self._is_synced = settings.durability == "sync"
         self._on_job: Callable[[], None] = _ignore if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
         if loaded is not None and supervised is not None and supervised.has_recovered:
@@ -395,6 +396,7 @@ class ControlService:
             is_restart=self._is_restart and not self._has_resumed,
             restored_seq=self._restored.get(client_id, 0),
             has_log=self._has_log,
+            acks_precede_durability=self._has_log and not self._is_synced,
             open_barriers=sorted(self._membership.open_barriers),
         )
 

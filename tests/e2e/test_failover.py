@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from fleet_sparse.pserver.log.log_format import HEADER_BYTES, Kind, find_record, is_segment
+from fleet_sparse.pserver.log.log_reader import read_header
 from support.jobs import SCRIPTS, TIMEOUT_S, environment
 
 SCRIPT = "counting.py"
@@ -142,14 +144,72 @@ def test_killed_pserver_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mod
         check_counts(job, steps_per_push)
 
 
-def losses_of_logged_job(directory: Path, kills: Sequence[int], num_workers: int, **variables: str) -> list[str]:
+def lose_power(job: RunningJob, shard: int, directory: Path) -> int:
+    """Kills a pserver and cuts its log as the power cut of a machine may; returns the number of commits lost.
+
+    Nothing is synced to the disk but what the pserver waits for, so all commits behind the newest other record may be
+    lost. Half of them are.
+    """
+    pid = job.pserver_pid(shard)
+    supervisor = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        segments = [path for path in sorted(directory.rglob("*.fsl")) if is_segment(path.name)]
+        path = [path for path in segments if read_header(path).identity.shard == shard][-1]
+        data, offset = memoryview(path.read_bytes()), HEADER_BYTES
+        commits: list[int] = []  # where those begin behind the newest other record
+        while not isinstance(head := find_record(data, offset), str):
+            commits = [*commits, offset] if head.kind in (Kind.APPLY, Kind.PREPARE, Kind.COMMIT) else []
+            offset += head.end
+        assert commits
+        lost = commits[len(commits) // 2 :]
+        os.truncate(path, lost[0])
+        return len(lost)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+
+
+@pytest.mark.guarantee("W10")
+@pytest.mark.parametrize(
+    ("mode", "steps_per_push"),
+    [
+        ("async", 1),
+        ("sync", 1),
+        pytest.param("lag", 1, marks=pytest.mark.slow),
+        pytest.param("geo", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_power_cut_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mode: str, steps_per_push: int) -> None:
+    variables = {"FLEET_SPARSE_DURABILITY": "log", "FLEET_SPARSE_LOG_SYNC_S": "1000"}
+    with running_job(tmp_path, MODE=mode, **variables) as job:
+        job.wait_for(lambda: "saved" in job.log("workerlog.0"))
+        job.wait_for_steps(100)
+        for shard in (1, 0, 1):
+            assert lose_power(job, shard, tmp_path) > 10
+            job.wait_for_steps(100)
+        job.finish()
+        assert job.launcher.returncode == 0
+        for worker in range(2):
+            assert lost_pushes(job.log(f"workerlog.{worker}")) == {0: 0, 1: 0}
+        check_counts(job, steps_per_push)
+
+
+def losses_of_logged_job(
+    directory: Path, kills: Sequence[int], num_workers: int, *, loses_power: bool = False, **variables: str
+) -> list[str]:
     """Runs a sync job with a log, whose pservers are killed in this order; returns the losses of each worker."""
     directory.mkdir()
     variables["FLEET_SPARSE_DURABILITY"] = "log"
     with running_job(directory, "logged.py", num_workers=num_workers, **variables) as job:
         for shard in kills:
             job.wait_for_steps(40)
-            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+            if loses_power:
+                lose_power(job, shard, directory)
+            else:
+                os.kill(job.pserver_pid(shard), signal.SIGKILL)
         job.finish()
         assert job.launcher.returncode == 0
     losses = [(directory / f"losses{worker}").read_text() for worker in range(num_workers)]
@@ -175,6 +235,16 @@ def test_killed_pserver_with_a_log_changes_no_loss_by_a_bit(
     variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip}
     undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], num_workers, **variables)
     assert losses_of_logged_job(tmp_path / "killed", [0, 1, 0, 0], num_workers, **variables) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("W10")
+@pytest.mark.parametrize(("num_workers", "look_ahead"), [(2, ""), (2, "1"), (1, "")])
+def test_power_cut_with_a_log_changes_no_loss_by_a_bit(tmp_path: Path, num_workers: int, look_ahead: str) -> None:
+    variables = {"LOOK_AHEAD": look_ahead, "CLIP": "", "FLEET_SPARSE_LOG_SYNC_S": "1000"}
+    undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], num_workers, **variables)
+    disturbed = losses_of_logged_job(tmp_path / "cut", [0, 1, 0], num_workers, loses_power=True, **variables)
+    assert disturbed == undisturbed
 
 
 @pytest.mark.slow

@@ -169,6 +169,7 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         reply.has_log,
         tuple(reply.open_barriers),
         (reply.progress.step, reply.progress.position) if reply.HasField("progress") else None,
+        reply.acks_precede_durability,
     )
 
 

@@ -21,7 +21,7 @@ from fleet_sparse.errors import FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.frame_format import PULLS, UNCHECKED_COLUMNS, Buffer, Op
-from fleet_sparse.wire.link_header import PlainReply
+from fleet_sparse.wire.link_header import PlainReply, durable_push_of
 
 from .call import Call
 from .channel import Channel
@@ -469,6 +469,8 @@ class IoLoop:
         if request is not None:
             request.is_filled = placed is not None
             request.received = None if request.is_filled else columns
+        if link.kept is not None:
+            link.note_durable(durable_push_of(head))
         self._distribute(link.receive_reply(request_id, push_seq, step, now, has_rows))
 
     def _take_frame(self, link: ShardLink, parts: Sequence[Buffer], now: float) -> None:
@@ -504,7 +506,7 @@ class IoLoop:
         if full is not None:
             if not expires or now < call.started_at + self.patience_s:
                 return False
-            failure = full.errors.window_full(now - call.started_at, full.last_seq - full.acked_seq, full.last_error)
+            failure = full.no_capacity(now - call.started_at)
         requests, call.requests = call.requests, []  # no cycle of references keeps the arrays longer than needed
         if failure is not None:
             self._reject(call, failure)

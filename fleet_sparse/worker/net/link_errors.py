@@ -105,6 +105,13 @@ class LinkErrors(NamedTuple):
         last = f"; last error: {last_error}" if last_error else ""
         return self._unavailable(f"no capacity for a push in {waited_s:.1f} s, {num_unacked} wait for their ack{last}")
 
+    def kept_full(self, waited_s: float, num_bytes: int) -> ShardUnavailable:
+        """The pserver did not make pushes durable that the worker keeps for it."""
+        return self._unavailable(
+            f"no capacity for a push in {waited_s:.1f} s, {num_bytes} bytes of acked pushes are not on the disk of the "
+            "pserver yet. Its disk is slow or hangs: see its log, or set FLEET_SPARSE_KEPT_BYTES higher"
+        )
+
     def _gap(self, text: str) -> ProtocolError:
         return ProtocolError(f"{self.where}: {text}", code=ErrorCode.GAP)
 
