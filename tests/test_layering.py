@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -179,6 +181,22 @@ def test_no_folder_is_imported_by_its_bare_name() -> None:
 @pytest.mark.parametrize("banned", ["pickle", "marshal", "shelve", "dill"])
 def test_nothing_reads_or_writes_pickles(banned: str) -> None:
     assert banned not in {found.module.split(".")[0] for path in sources() for found in imports_of(path)}
+
+
+@pytest.mark.parametrize("banned", ["eval", "exec", "os.system", "os.popen", "allow_pickle=True", "shell=True"])
+def test_nothing_runs_text_as_code_or_asks_for_pickles(banned: str) -> None:
+    """Calls by name, and keywords of calls; a keyword whose value is not a constant counts as `True`."""
+    assert not [f"{path}:{line}" for path in sources() for name, line in calls_of(path) if name == banned]
+
+
+def calls_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Yields what is called in a file, and `keyword=True` for each keyword that is not a false constant, with lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.lineno
+            for keyword in node.keywords:
+                if not (isinstance(keyword.value, ast.Constant) and not keyword.value.value):
+                    yield f"{keyword.arg}=True", node.lineno
 
 
 # Tests
