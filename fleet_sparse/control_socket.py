@@ -90,19 +90,35 @@ class ControlSocket:
             bound.bind((LOOPBACK, address.port))
             self.port: int = bound.getsockname()[1]
             self.path = socket_path(self.port)
-            lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            undo.callback(os.close, lock)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise OSError(errno.EADDRINUSE, f"a process has the lock of {self.path}") from error
+            self._lock_path = self.path.with_suffix(".lock")
+            undo.callback(os.close, _locked(self._lock_path))
             self.path.unlink(missing_ok=True)  # of a process that was killed: one that lives has the lock
             self._reserved = undo.pop_all()
 
     def close(self) -> None:
         """Removes the socket and frees the port."""
         self.path.unlink(missing_ok=True)
+        self._lock_path.unlink(missing_ok=True)
         self._reserved.close()
+
+
+def _locked(path: Path) -> int:
+    """Returns the descriptor of a file that this process alone has locked.
+
+    Raises:
+        OSError: Another process has the lock.
+    """
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), path.stat()):
+                    return lock
+        except BlockingIOError as error:
+            os.close(lock)
+            raise OSError(errno.EADDRINUSE, f"a process has the lock {path}") from error
+        os.close(lock)  # the process that had it removed the file meanwhile
 
 
 def is_served(path: Path) -> bool:

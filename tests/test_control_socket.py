@@ -76,12 +76,17 @@ def test_path_that_is_too_long_is_refused(root: Path, monkeypatch: pytest.Monkey
 
 def test_port_is_reserved_and_nothing_listens_there() -> None:
     with closing(ControlSocket(ANY)) as reserved:
-        with pytest.raises(OSError, match=str(reserved.path)):
+        with pytest.raises(OSError, match=f"{reserved.port}.lock"):
             ControlSocket(Address("127.0.0.1", reserved.port))
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", reserved.port))
         port = reserved.port
     ControlSocket(Address("127.0.0.1", port)).close()
+
+
+def test_nothing_is_left_of_a_socket_that_was_closed(root: Path) -> None:
+    ControlSocket(ANY).close()
+    assert list(directory_of(root).iterdir()) == []
 
 
 def test_socket_of_a_killed_process_is_replaced() -> None:
@@ -99,10 +104,10 @@ def test_socket_of_a_killed_process_is_replaced() -> None:
 def test_socket_of_a_process_that_lives_is_left(root: Path) -> None:
     with closing(ControlSocket(ANY)) as first:
         port, path = first.port, first.path
-    with path.with_suffix(".lock").open() as lock:  # as of a pserver in another network namespace
+    with path.with_suffix(".lock").open("w") as lock:  # as of a pserver in another network namespace
         fcntl.flock(lock, fcntl.LOCK_EX)
         path.touch()
-        with pytest.raises(OSError, match=str(path)):
+        with pytest.raises(OSError, match=f"{port}.lock"):
             ControlSocket(Address("127.0.0.1", port))
         assert path.exists()
 

@@ -22,6 +22,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import (
     ErrorCode,
     FleetSparseError,
+    LogFull,
     PlanError,
     ProtocolError,
     SettingError,
@@ -59,6 +60,7 @@ CLIENT_ID_BYTES = 16
 MAX_LOST_CHECK_S = 1.0
 # Of what workers have for each other at a barrier: a global shuffle exchanges its examples there, too many for a log.
 MAX_RECORDED_BYTES = 1 << 20
+LOG_RETRY_S = 0.5
 # The ends of connections and a registration that follows them may reach a pserver in another order.
 ADMISSION_S = 2.0
 PLACE_SHARE = 0.8
@@ -118,6 +120,7 @@ class ControlService:
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
         self._orphaned_s = settings.orphaned_s
+        self._failover_s = settings.failover_s
         self._place_s = min(settings.worker_lost_s + ADMISSION_S, PLACE_SHARE * settings.connect_s)
         self._membership = Membership(
             lost_after_s=settings.worker_lost_s,
@@ -504,12 +507,24 @@ class ControlService:
         return has_passed
 
     async def _record(self, opening: BarrierOpening) -> None:
-        """Returns when the log has the opening of a barrier durably: no worker is answered before."""
+        """Returns when the log has the opening of a barrier durably: no worker is answered before.
+
+        Raises:
+            LogFull: The log has had no room for `FLEET_SPARSE_FAILOVER_S`, for which pushes wait as well.
+        """
         assert self._shard.log is not None, "checked by the caller"
         if opening.num_bytes > MAX_RECORDED_BYTES:
             opening = msgspec.structs.replace(opening, contributions=())
-        # Encoded here: a round of a global shuffle may have 256 MB.
-        await self._on_data_thread(partial(self._shard.log.note, opening, encoded_change(opening)))
+        note = partial(self._shard.log.note, opening, encoded_change(opening))
+        until = time.monotonic() + self._failover_s
+        while True:
+            try:
+                await self._on_data_thread(note)
+                break
+            except LogFull:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(LOG_RETRY_S)
         await self._sync_log()
 
     def _wake(self, name: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
-from fleet_sparse.errors import ErrorCode, ProtocolError, WorkerLost
+from fleet_sparse.errors import ErrorCode, LogFull, ProtocolError, WorkerLost
 from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
 from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.service import Supervised
@@ -120,6 +120,25 @@ async def test_parts_of_an_exchange_survive_a_crash(tmp_path: Path) -> None:
     again = restarted(held)
     await again.start(resuming(0))
     assert list((await again.start(requests[0])).parts) == [b"00", b"10"]
+
+
+@in_loop
+async def test_barrier_waits_while_the_log_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.LOG_RETRY_S", 0.001)
+    held = await registered(tmp_path)
+    log = held.shard.log
+    assert log is not None
+    note, failures = log.note, [LogFull("full"), LogFull("full")]
+
+    def note_when_there_is_room(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        note(*arguments)
+
+    monkeypatch.setattr(log, "note", note_when_there_is_room)
+    await meet(held, barrier(0), barrier(1))
+    assert not failures
+    assert log.control.openings
 
 
 @in_loop
