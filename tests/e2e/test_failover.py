@@ -176,7 +176,7 @@ def lose_power(job: RunningJob, shard: int, directory: Path) -> int:
 @pytest.mark.parametrize(
     ("mode", "steps_per_push"),
     [
-        ("async", 1),
+        pytest.param("async", 1, marks=pytest.mark.slow),
         ("sync", 1),
         pytest.param("lag", 1, marks=pytest.mark.slow),
         pytest.param("geo", 2, marks=pytest.mark.slow),
@@ -296,7 +296,13 @@ def test_worker_that_dies_with_the_pservers_returns_to_its_job(tmp_path: Path) -
 
 
 @pytest.mark.guarantee("A6")
-@pytest.mark.parametrize("resumes", ["", "1"], ids=["script that begins", "script that resumes"])
+@pytest.mark.parametrize(
+    "resumes",
+    [
+        pytest.param("", id="script that begins", marks=pytest.mark.slow),
+        pytest.param("1", id="script that resumes"),
+    ],
+)
 def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: str) -> None:
     with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3", RESUMES=resumes) as job:
         job.wait_for_steps(50)

@@ -370,8 +370,15 @@ def test_without_pinned_versions_answers_are_mixed(published):
         assert load.wrong(published.truth) != []
 
 
-@pytest.mark.parametrize("seconds", [12, pytest.param(60, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("cache_rows", [0, 64])
+@pytest.mark.parametrize(
+    ("cache_rows", "seconds"),
+    [
+        (64, 12),
+        pytest.param(0, 12, marks=pytest.mark.slow),
+        pytest.param(0, 60, marks=pytest.mark.slow),
+        pytest.param(64, 60, marks=pytest.mark.slow),
+    ],
+)
 def test_pservers_die_and_stop_while_versions_come(published, seconds, cache_rows):
     rng = np.random.default_rng(seconds + cache_rows)
     with ExitStack() as stack:
