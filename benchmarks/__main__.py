@@ -25,6 +25,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "membership": ((),),
     "kernels": ((),),
     "entries": ((),),
+    "log": ((),),
     "client": ((),),
     "local": ((),),
     "lookup": (

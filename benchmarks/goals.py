@@ -192,6 +192,12 @@ def sync_pservers(run: Run) -> Figure | None:
     return by_round(lambda each: each[name]["pservers_ms"] / SYNC_PSERVERS_MS)(run)
 
 
+def num_calls(run: Run) -> Figure:
+    """Returns the number of Python and C calls of both ops of a step. They are counted once in a run."""
+    number = float(sum(map(sum, run["calls"].values())))
+    return Figure(number, [number])
+
+
 def job_cpu_ms(of_job: Mapping[str, float]) -> float:
     """Returns the CPU of a step of one worker and of all pservers for it."""
     return of_job["worker_ms"] + of_job["pservers_ms"]
@@ -371,6 +377,7 @@ _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pserve
 _SYNC, _ASYNC = {"mode": "sync", "serial": None}, {"mode": "async", "max_step_lag": None, "serial": None}
 _SERIAL, _PEER, _DATASET = {"serial": True}, {"peer": True}, {"dataset_steps": 300}
 _LOOKUPS = _ASYNC | _PEER
+_EMBEDDED = _ASYNC | {"pservers": None}  # an option that is 0 counts as not set
 _SHARD = {"dim": 16, "batch": 13_000, "rows": 1_000_000, "rule": "adagrad", "rows_dtype": "float32"}
 _GROWN, _SAVED, _KERNELS = {"rows": LARGE, "fresh": None}, {"rows": 10_000_000, "pservers": 2}, {"rows": [10**6, LARGE]}
 _IN, _WIRE, _WRITE = "in process", "over the wire", "raw write and fsync"
@@ -546,6 +553,16 @@ GOALS: Sequence[Goal] = (
     _steps(f"{_LOOKUP}: stream, looking ahead, serial", (0.25,), _LOOKUPS | _STREAM | _SERIAL, _AHEAD_OVER_PEER, "d"),
     _steps(f"lookup, {_CPU}, worker: stream", (0.8,), _LOOKUPS | _STREAM, _WORKER, "a", "ms"),
     _steps(f"lookup, {_CPU}, pservers: stream", (1.1,), _LOOKUPS | _STREAM, _PSERVERS, "a", "ms"),
+    _steps(f"lookup, {_CPU}, in all: embedded", (1.2,), _EMBEDDED, _WORKER, "a", "ms"),
+    Goal(
+        "click model, Python and C calls of a step's pull and push, 2 shards",
+        (150,),
+        "",
+        "parts",
+        {"model": "click", "pservers": 2, "channel": "stream"},
+        num_calls,
+        digits=0,
+    ),
     _client("zmq", "whole", "pull and push", 6, 7.5),
     _client("stream", "whole", "pull and push", 8, 11),
     _client("stream", "combined", "one combined message", 9),
@@ -679,6 +696,15 @@ GOALS: Sequence[Goal] = (
         0.25,
         service("from manifest to prediction", lambda of: float(np.median(of[_S]))),
         "s",
+    ),
+    *(
+        _serving(
+            f"from a {what} by one delta to the first prediction with that version",
+            0.25,
+            service(f"from {what} to prediction", lambda of: float(np.median(of[_S]))),
+            "s",
+        )
+        for what in ("rollback", "promotion")
     ),
     _serving("kill -9 of a replica: failed predictions", 0, service("kill of a replica", lambda of: of["num_failed"])),
     _serving(

@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -49,8 +49,9 @@ from benchmarks.processes import Worker, asked, workers
 from benchmarks.programs import FLOOR, PADDLE, behind_name
 from benchmarks.record import Record
 from benchmarks.step import BATCH, Block, turn
+from fleet_sparse.control_socket import ControlSocket
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
-from fleet_sparse.net_addresses import LOOPBACK
+from fleet_sparse.net_addresses import LOOPBACK, Address
 
 ELSEWHERE = "192.0.2.1:0"
 """An address of no machine: a pserver that finds it in the list of all pservers serves other machines."""
@@ -202,10 +203,12 @@ def pservers_behind_a_link(num_pservers: int) -> Iterator[tuple[LocalPservers, L
             local_pservers(num_pservers, root=root, arguments=arguments, environment=variables, log=subprocess.DEVNULL)
         )
         ports = [listening_port(each.process.pid, DATA_HOST) for each in pservers.processes]
-        routes = [(f"{LOOPBACK}:0", endpoint) for endpoint in pservers.endpoints]
+        # The worker takes these pservers for ones of its machine, whose control planes have Unix sockets.
+        sockets = [stack.enter_context(closing(ControlSocket(Address(LOOPBACK, 0)))) for _ in pservers.endpoints]
+        routes = [(str(each.path), endpoint) for each, endpoint in zip(sockets, pservers.endpoints, strict=True)]
         routes += [(f"{ADVERTISED_HOST}:{port}", f"{DATA_HOST}:{port}") for port in ports]
         link = stack.enter_context(shaped_link(routes))
-        yield pservers._replace(endpoints=tuple(link.addresses[:num_pservers])), link
+        yield pservers._replace(endpoints=tuple(f"{LOOPBACK}:{each.port}" for each in sockets)), link
 
 
 def listening_port(pid: int, host: str) -> int:

@@ -11,7 +11,8 @@ dense values, an MLP of 400x3. For each number of rows:
 
 Batches of 1, 32 and 512 examples, ids uniform and Zipf 1.1 over the rows, others in each call; all are interleaved. At
 the largest number of rows: reads at a constant rate without deltas, and with deltas of 100 000 rows every 2 s; from the
-manifest of a delta to the first prediction with it; kill -9 of one of two replicas under load; memory and start of a
+manifest of a delta to the first prediction with it; from a rollback, and from a promotion, to the first prediction with
+that version; kill -9 of one of two replicas under load; memory and start of a
 read-only pserver; size of dictionaries. The run fails if two ways predict differently.
 """
 
@@ -45,6 +46,7 @@ from benchmarks.options import AT_LEAST_1, AT_LEAST_2, amount
 from benchmarks.processes import Worker, asked, resident_bytes, workers
 from benchmarks.record import Record, add_results
 from benchmarks.served_model import DIM, IDS, MODEL, NUM_DENSE, NUM_FIELDS, ROWS, TABLE, inputs_and_prediction
+from fleet_sparse.core.version import Version
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.models.embedding import LocalTables
 from fleet_sparse.serving.exported_rows import RowChoice
@@ -54,6 +56,7 @@ from fleet_sparse.serving.paddle_export import loaded, sorted_tables
 from fleet_sparse.serving.paddle_network import OpenNetwork, save_network
 from fleet_sparse.serving.predictor import Predictor
 from fleet_sparse.serving.pserver_reader import PserverReader
+from fleet_sparse.serving.versions import Versions
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import MANIFEST, directory_at
 from fleet_sparse.snapshot.reader import open_content
@@ -65,12 +68,14 @@ NUM_PSERVERS = (1, 2)
 UNIFORM, ZIPF = "uniform", "Zipf"
 QUIET, DELTAS = "reads without deltas", "reads with deltas"
 ADOPTED, KILLED, MEMORY, START = "from manifest to prediction", "kill of a replica", "pserver", "start"
+ROLLED_BACK, PROMOTED = "from rollback to prediction", "from promotion to prediction"
 DICTIONARY = "dictionary, {}"
 DTYPES = ("float32", "float16", "int8")
 NUM_INPUTS = 40
 TOLERANCE = 1e-6
 READ_BATCH, READ_EVERY_S = 32, 0.004
 DELTA_ROWS, DELTA_EVERY_S = 100_000, 2.0
+NUM_ADOPTED = 4
 KILL_S = 3.0
 
 Ids = NDArray[np.int64]
@@ -319,13 +324,17 @@ def measure_service(
                 found = interleaved(
                     {
                         QUIET: lambda: {"seconds": reads(reader, inputs, options.seconds)},
-                        DELTAS: lambda: with_deltas(reader, predictor, inputs, job, root, options),
+                        DELTAS: lambda: {"seconds": reads_under_deltas(reader, inputs, job, options)},
                     },
                     number,
                 )
-                adopted = found[DELTAS].pop("adopted_s")
                 of_round.update({f"{prefix}: {name}": each for name, each in found.items()})
-                of_round[f"{prefix}: {ADOPTED}"] = {"seconds": adopted}
+                of_round[f"{prefix}: {ADOPTED}"] = {"seconds": adopted_s(predictor, inputs[0], job, root, options)}
+                versions = Versions(directory_at(root / ROWS))
+                newest = versions.promote()
+                for name, move in ((ROLLED_BACK, versions.rollback), (PROMOTED, versions.promote)):
+                    of_round[f"{prefix}: {name}"] = {"seconds": [followed_s(predictor, inputs[0], move)]}
+                assert versions.unpin() == newest
         for of_round in rounds:
             with Predictor(str(served.path), endpoints, settings=Settings()) as predictor:
                 of_round[f"{prefix}: {KILLED}"] = killed(predictor, pservers, inputs)
@@ -352,25 +361,19 @@ def reads(reader: PserverReader, inputs: Sequence[Inputs], for_s: float) -> list
     return seconds
 
 
-def with_deltas(
-    reader: PserverReader,
-    predictor: Predictor,
-    inputs: Sequence[Inputs],
-    job: Worker,
-    root: Path,
-    options: argparse.Namespace,
-) -> Result:
-    """Reads at a constant rate while the job publishes deltas; returns the seconds of reads and adoptions."""
-    adopted: list[float] = []
+def reads_under_deltas(
+    reader: PserverReader, inputs: Sequence[Inputs], job: Worker, options: argparse.Namespace
+) -> list[float]:
+    """Reads at a constant rate while the job publishes deltas; returns the seconds of each read."""
     failures: list[BaseException] = []
     stopping = threading.Event()
 
     def publish() -> None:
+        # This thread only waits for the job: a `Predictor.run` in it would hold the GIL while reads are timed.
         try:
             while not stopping.is_set():
                 due_at = time.monotonic() + DELTA_EVERY_S
-                (name,) = asked([job], options.delta_rows)
-                adopted.append(adoption_s(predictor, inputs[0], root / ROWS / name.strip()))
+                asked([job], options.delta_rows)
                 stopping.wait(max(due_at - time.monotonic(), 0.0))
         except BaseException as error:
             failures.append(error)
@@ -384,7 +387,20 @@ def with_deltas(
         thread.join()
     if failures:
         raise failures[0]
-    return {"seconds": seconds, "adopted_s": adopted}
+    return seconds
+
+
+def adopted_s(
+    predictor: Predictor, inputs: Inputs, job: Worker, root: Path, options: argparse.Namespace
+) -> list[float]:
+    """Publishes deltas; returns the seconds from each manifest to the first prediction with its snapshot."""
+    found: list[float] = []
+    for _ in range(NUM_ADOPTED):
+        due_at = time.monotonic() + DELTA_EVERY_S
+        (name,) = asked([job], options.delta_rows)
+        found.append(adoption_s(predictor, inputs, root / ROWS / name.strip()))
+        time.sleep(max(due_at - time.monotonic(), 0.0))
+    return found
 
 
 def adoption_s(predictor: Predictor, inputs: Inputs, snapshot: Path) -> float:
@@ -397,6 +413,18 @@ def adoption_s(predictor: Predictor, inputs: Inputs, snapshot: Path) -> float:
             raise SystemExit(f"{snapshot.name} is not served after 30 s: {predictor.stats()}")
         time.sleep(0.002)
     return time.time() - published_at
+
+
+def followed_s(predictor: Predictor, inputs: Inputs, move: Callable[[], Version]) -> float:
+    """Returns the seconds from the beginning of a command to the first prediction with the version that it names."""
+    time.sleep(Settings().version_keep_s)  # a version stays readable for that long before the next one is adopted
+    begun_at = time.perf_counter()
+    version = move()
+    while predictor.run(inputs.feed).version != version:
+        if time.perf_counter() > begun_at + 30:
+            raise SystemExit(f"snapshot {version.number} is not served after 30 s: {predictor.stats()}")
+        time.sleep(0.002)
+    return time.perf_counter() - begun_at
 
 
 def killed(predictor: Predictor, pservers: LocalPservers, inputs: Sequence[Inputs]) -> Result:

@@ -158,7 +158,8 @@ def accept(listener: socket.socket, target: tuple[str, int], controls: Sequence[
         with far:
             for each in (near, far):
                 each.setblocking(False)
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if each.family != socket.AF_UNIX:
+                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for control, ends in zip(controls, ((near, far), (far, near)), strict=True):
                 socket.send_fds(control, [b"+"], [each.fileno() for each in ends])
 
@@ -169,6 +170,22 @@ def address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def listening(text: str) -> socket.socket:
+    """Returns a socket that listens on `host:port`, or on the path of a Unix socket."""
+    if not text.startswith("/"):
+        return socket.create_server(address(text))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(text)
+    listener.listen()
+    return listener
+
+
+def name_of(listener: socket.socket) -> str:
+    """Returns the `host:port` or the path on which a socket listens."""
+    bound = listener.getsockname()
+    return bound if isinstance(bound, str) else "{}:{}".format(*bound)
+
+
 def serve(routes: Sequence[str]) -> NoReturn:
     """Runs the proxy until its standard input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
@@ -176,8 +193,8 @@ def serve(routes: Sequence[str]) -> NoReturn:
     pids, controls = zip(*(forked() for _ in range(2)), strict=True)
     for route in routes:
         near, _, far = route.partition("=")
-        targets[socket.create_server(address(near))] = address(far)
-    addresses = ["{}:{}".format(*listener.getsockname()) for listener in targets]
+        targets[listening(near)] = address(far)
+    addresses = [name_of(listener) for listener in targets]
     print(json.dumps([[os.getpid(), *pids], addresses]), flush=True)
     while True:
         readable, _, _ = select.select([sys.stdin.fileno(), *targets], [], [])

@@ -16,7 +16,10 @@ __version__ = "0.1.0"
 __all__ = [
     "DatasetError",
     "FleetSparseError",
+    "Forbidden",
     "InstallError",
+    "LogCorrupt",
+    "LogFull",
     "PlanError",
     "ProtocolError",
     "PserverOptimizer",
@@ -35,6 +38,7 @@ __all__ = [
     "look_ahead",
     "pooled_embedding",
     "resumable",
+    "resume",
     "resume_step",
     "save",
     "save_every",
@@ -53,6 +57,7 @@ _HOMES = {
     "look_ahead": "fleet_sparse.plugin.look_ahead",
     "pooled_embedding": "fleet_sparse.plugin.static.pooling",
     "resumable": "fleet_sparse.plugin.resumable",
+    "resume": "fleet_sparse.plugin.save_calls",
     "resume_step": "fleet_sparse.plugin.save_calls",
     "save": "fleet_sparse.plugin.save_calls",
     "save_every": "fleet_sparse.plugin.save_calls",
@@ -115,7 +120,10 @@ if TYPE_CHECKING:
     from fleet_sparse.errors import (
         DatasetError,
         FleetSparseError,
+        Forbidden,
         InstallError,
+        LogCorrupt,
+        LogFull,
         PlanError,
         ProtocolError,
         PushRefused,
@@ -132,7 +140,7 @@ if TYPE_CHECKING:
     from fleet_sparse.plugin.look_ahead import look_ahead
     from fleet_sparse.plugin.optimizer import PserverOptimizer
     from fleet_sparse.plugin.resumable import resumable
-    from fleet_sparse.plugin.save_calls import resume_step, save, save_every, shrink
+    from fleet_sparse.plugin.save_calls import resume, resume_step, save, save_every, shrink
     from fleet_sparse.plugin.static.pooling import pooled_embedding
     from fleet_sparse.plugin.strategy import PserverStrategy
     from fleet_sparse.settings import Settings

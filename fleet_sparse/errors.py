@@ -9,8 +9,11 @@ FleetSparseError
 ├─ ShardUnavailable       a pserver did not answer in time, or was restarted                .shard .endpoint
 ├─ WorkerLost             a worker that this worker waits for is gone                       .worker_index
 ├─ PushRefused            a push has values that must not be applied; no row was changed
+├─ Forbidden              the role of this process may not ask for this: use other keys      .role .what
 ├─ DatasetError           a file of a data set, or its pipe_command, is wrong               .path .line_number .slot
 ├─ ProtocolError          bytes on the wire are wrong, or of another version                .code
+├─ LogFull                the disk of a pserver's log has no room; no row was changed
+├─ LogCorrupt             bytes of a pserver's log are wrong                                .path .offset
 └─ SnapshotError          a snapshot cannot be written or read
    └─ SnapshotCorrupt     bytes on disk are wrong                                           .path .offset
 ```
@@ -73,6 +76,38 @@ class PushRefused(FleetSparseError):
     """A pserver refused a push because a value of it is not finite; the push changed no row."""
 
 
+class Forbidden(FleetSparseError):
+    """A pserver refused a request before it looked at it, because the role of the client may not ask for it.
+
+    Attributes:
+        role: Role of the client; `unregistered` for a client that has not registered.
+        what: Name of the call or op.
+    """
+
+    def __init__(self, message: str, *, role: str, what: str) -> None:
+        super().__init__(message)
+        self.role = role
+        self.what = what
+
+
+class LogFull(FleetSparseError):
+    """The disk of a pserver's log had no room for a push until it was given up; the push changed no row."""
+
+
+class LogCorrupt(FleetSparseError):
+    """The log of a pserver has wrong bytes, or belongs to another shard.
+
+    Attributes:
+        path: Path of the file.
+        offset: Byte offset of the first record that is wrong.
+    """
+
+    def __init__(self, message: str, *, path: str, offset: int) -> None:
+        super().__init__(message)
+        self.path = path
+        self.offset = offset
+
+
 class DatasetError(FleetSparseError):
     """A file of a data set cannot be read, its `pipe_command` failed, or a line is malformed.
 
@@ -107,8 +142,10 @@ class ErrorCode(IntEnum):
     INTERNAL = 13  # a bug in the pserver
     WORKER_LOST = 14  # the step needs a push of a worker that is lost; carries its index
     STEP_FAILED = 15  # a push of another worker to the step was refused
+    FORBIDDEN = 16  # the role of the client may not ask for this
     VERSION_GONE = 17  # a read-only pserver does not have the version; carries the newest one
     READ_ONLY = 18  # the pserver serves snapshots and answers reads alone
+    LOG_FULL = 19  # the disk of the log has no room for the push
 
 
 class ProtocolError(FleetSparseError):

@@ -21,7 +21,7 @@ import fleet_sparse
 from fleet_sparse.errors import FleetSparseError, ShardUnavailable
 
 _READY_S = 120.0
-_END_S = 10.0
+_END_S = 30.0
 _POLL_S = 0.02
 _ANY_PORT = "127.0.0.1:0"
 

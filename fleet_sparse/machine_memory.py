@@ -31,20 +31,25 @@ def used_share() -> float:
 
 
 def _used_share_of_cgroup() -> float:
-    for line in (_PROC / "self/cgroup").read_text().splitlines():
+    try:
+        lines = (_PROC / "self/cgroup").read_text().splitlines()
+    except OSError:  # a system without control groups
+        return 0.0
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            names, root = ("memory.max", "memory.current", "inactive_file"), _CGROUPS
+            names, prefix, root = ("memory.max", "memory.current"), "", _CGROUPS
         elif "memory" in controllers.split(","):
-            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            names, prefix = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"
             root = _CGROUPS / "memory"
         else:
             continue
         for directory in (root / path.lstrip("/"), root):  # inside a container its own group may be the root
             with suppress(OSError, ValueError, KeyError):
-                limit, used = (int((directory / name).read_text()) for name in names[:2])  # "max" is no number
+                limit, used = (int((directory / name).read_text()) for name in names)  # "max" is no number
                 statistics = dict(each.split() for each in (directory / "memory.stat").read_text().splitlines())
-                return (used - int(statistics[names[2]])) / limit
+                cached = sum(int(statistics[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+                return (used - cached) / limit
     return 0.0
 
 

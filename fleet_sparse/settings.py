@@ -33,7 +33,10 @@ Bytes = Annotated[int, Range(1, 1 << 50, "bytes")]
 Channel = Literal["auto", "zmq", "stream"]
 RowsDtype = Literal["float32", "float16", "bfloat16"]
 DenseGradsDtype = Literal["float32", "bfloat16"]
-Durability = Literal["snapshot", "none"]
+ClientRights = Literal["trainer", "reader", "watcher"]
+Durability = Literal["none", "snapshot", "log", "sync"]
+LOGGED: tuple[Durability, ...] = ("log", "sync")
+"""Durabilities with a log."""
 CHANNELS: tuple[Channel, ...] = get_args(Channel)
 ROWS_DTYPES: tuple[RowsDtype, ...] = get_args(RowsDtype)
 
@@ -62,11 +65,13 @@ class Behaviour:
     as many more to register again before it is lost. At least twice `heartbeat_s`."""
 
     durability: Durability = "snapshot"
-    """What survives the death of a pserver process. With `snapshot` it is started again and, in async and geo training,
-    continues from the newest snapshot of the job; with `none` the job ends."""
+    """What survives the death of a pserver process. With `none` the job ends; with `snapshot` it is started again and,
+    in async and geo training, continues from the newest snapshot of the job; with `log` every acked push survives it,
+    and what is older than `log_sync_s` its machine; with `sync` every acked push survives both."""
 
     failover_s: Seconds = 300.0
-    """Seconds that a worker waits for a pserver that is being started again, in place of `deadline_s`."""
+    """Seconds that a worker waits for a pserver that is being started again, in place of `deadline_s`; and that a push
+    waits for room on the disk of the log."""
 
     restarts: Annotated[int, Range(1, 1 << 30, "restarts")] = 10
     """Number of times that a pserver is started again within 10 minutes; after that it stays down. If it is set, the
@@ -123,9 +128,24 @@ class Behaviour:
     """Identity of the job, the same on its workers and pservers; a process with another one is refused. If empty, only
     a worker of another fleetrun on the same machine is refused."""
 
+    log: str = "log"
+    """Directory of the logs, relative to `root` if that is a directory. The disk of a log writes every change: about
+    1 MB for a step of a click model."""
+
+    log_sync_s: Seconds = 1.0
+    """Seconds between two syncs of the log to the disk."""
+
     data_host: str = ""
     """Address to which a pserver binds its data plane if the job runs on several machines; empty for the host of its
     control plane."""
+
+    keys: str = ""
+    """Directory of the keys that `fleet-sparse keys new` made, with which processes of a job know each other; relative
+    to the working directory. The same keys on workers and pservers. Empty for none."""
+
+    role: ClientRights = "trainer"
+    """What a process may ask, unless it is a pserver: a `reader` pulls rows, a `watcher` asks for stats. With keys, it
+    selects the certificate."""
 
     insecure: bool = False
     """Allow endpoints that other machines can reach, without keys. The log says so every minute."""
@@ -144,6 +164,10 @@ class Performance:
 
     max_inflight_bytes: Bytes = 256 << 20
     """Largest number of bytes of pushes to one shard that wait for their ack."""
+
+    kept_bytes: Bytes = 512 << 20
+    """Largest number of bytes of acked pushes that a worker keeps, with durability `log`, until they survive the
+    machine of their pserver. At the bound the next push waits."""
 
     max_frame_bytes: Annotated[int, Range(1 << 20, 1 << 40, "bytes")] = 64 << 20
     """Size of the largest frame that a worker sends and a pserver accepts; larger requests are split. The least value
@@ -167,6 +191,10 @@ class Performance:
     max_pre_image_bytes: Annotated[int, Range(0, 1 << 50, "bytes")] = 1 << 30
     """Largest number of bytes of pre-images of one table: rows as they were before a push changed them while a snapshot
     is written. Past it the save fails, and training continues."""
+
+    checkpoint_bytes: Bytes = 2 << 30
+    """Bytes of the log after which a pserver writes a checkpoint, so that the log before it can be removed. A smaller
+    number makes a restart faster."""
 
     channel: Channel = "auto"
     """Transport of frames: `auto` or `stream` for streams (Unix sockets if all pservers are on this host, else TCP),

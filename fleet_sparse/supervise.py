@@ -2,7 +2,8 @@
 
 It imports little, so that it stays small. `Supervision` decides and `run` acts; `python -m fleet_sparse.supervise
 COMMAND...` runs a command. The two processes hold the ends of one socket: the child ends when the other end is closed,
-and writes lines to its own. Each line is a sign of life; `next OPTION VALUE` also sets an option of the next start.
+and writes lines to its own: `alive` is a sign of life, `next OPTION VALUE` sets an option of the next start,
+`loss` says that another process of the job is lost, and `restart after loss` that code 1 is not final then.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from typing import NamedTuple
 
 _log = logging.getLogger(__name__)
 
-UNKNOWN_ERROR = 70
-"""Exit code of a supervised process that an unknown error ended; 0, 1 and 2 are final."""
+TRY_AGAIN = 70
+"""Exit code of a supervised process that another start may help, as after an unknown error; 0, 1 and 2 are final."""
 LIFELINE = "_FLEET_SPARSE_LIFELINE"
-"""Environment variable with the number of a script's end of the socket."""
+"""Environment variable with the number of a child's end of the socket; empty in the processes that a child starts."""
 RESTARTS_WITHIN_S = 600.0
 _FINAL_CODES = (0, 1, 2)
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
+_FAILED = 1
 _GIVEN_UP = 1
+_ALIVE, _LOSS, _RESTART_AFTER_LOSS = "alive", "loss", "restart after loss"
 _LINE_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -51,6 +54,8 @@ class Decision(NamedTuple):
 class Supervision:
     """Decides whether and when a child is started again. No I/O, no clock of its own; `now` is monotonic.
 
+    A child that ends by itself, or by a signal that the supervisor got as well, is not started again.
+
     Args:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.
         stall_s: Seconds without a sign of life after which the child is killed, once it has given one; and seconds that
@@ -58,7 +63,6 @@ class Supervision:
 
     Attributes:
         options: Options that children set for the next start.
-        num_restarts: Number of restarts so far.
     """
 
     def __init__(self, max_restarts: int, stall_s: float) -> None:
@@ -67,24 +71,31 @@ class Supervision:
         self._restarted_at: deque[float] = deque()
         self._alive_at: float | None = None
         self._stopped_at: float | None = None
+        self._received: set[int] = set()
+        self._restarts_after_loss = False
+        self._has_lost = False
         self.options: dict[str, str] = {}
-        self.num_restarts = 0
 
     def begin(self) -> None:
         """A child was started; it may take any time until its first sign of life."""
         self._alive_at = None
+        self._has_lost = False
 
     def hear(self, line: str, now: float) -> None:
         """The child wrote a line."""
-        self._alive_at = now
+        if line == _ALIVE:
+            self._alive_at = now
         word, _, rest = line.partition(" ")
         if word == "next":
             option, _, value = rest.partition(" ")
             self.options[option] = value
+        self._restarts_after_loss |= line == _RESTART_AFTER_LOSS
+        self._has_lost |= line == _LOSS
 
-    def stop(self, now: float) -> None:
-        """The supervisor was told to stop: the child is not started again."""
-        if self._stopped_at is None:
+    def receive(self, number: int, now: float) -> None:
+        """The supervisor got a signal, which it passes on. One to stop: the child is not started again."""
+        self._received.add(number)
+        if number in _STOPS and self._stopped_at is None:
             self._stopped_at = now
 
     @property
@@ -118,10 +129,13 @@ class Supervision:
             status: Its exit code, or minus the number of the signal that ended it.
             now: The time.
         """
-        if status in _FINAL_CODES:
+        is_loss = status == _FAILED and self._has_lost and self._restarts_after_loss
+        if status in _FINAL_CODES and not is_loss:
             return Decision(None, status)
         what = f"signal {-status} ended it" if status < 0 else f"it ended with code {status}"
-        if self.is_stopping:
+        if is_loss:
+            what = "another process of the job was lost"
+        if self.is_stopping or -status in self._received:
             return Decision(None, 128 - status if status < 0 else status, what)
         while self._restarted_at and now - self._restarted_at[0] >= RESTARTS_WITHIN_S:
             self._restarted_at.popleft()
@@ -130,7 +144,6 @@ class Supervision:
             reason = f"{what}, after {num_recent} restarts in {RESTARTS_WITHIN_S:g} s (FLEET_SPARSE_RESTARTS)"
             return Decision(None, _GIVEN_UP, reason)
         self._restarted_at.append(now)
-        self.num_restarts += 1
         pause_s = 0.0 if not num_recent else min(_FIRST_PAUSE_S * 2.0 ** (num_recent - 1), _MAX_PAUSE_S)
         return Decision(pause_s, reason=what)
 
@@ -154,7 +167,6 @@ class Start(NamedTuple):
     lifeline_fd: int
     """Its end of the socket."""
     generation: int
-    is_restart: bool
     options: Mapping[str, str]
     """Options that children set for this start."""
 
@@ -170,17 +182,20 @@ def run(command_of: Callable[[Start], Sequence[str]], supervision: Supervision, 
     generations, wake, woken = Generations(), *_signal_pipe()
     received: deque[int] = deque()
     for number in _PASSED_ON:
-        signal.signal(number, lambda number, _: received.append(number))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup; the child ignores it as well
+            signal.signal(number, lambda number, _: received.append(number))
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     while True:
         ours, theirs = socket.socketpair()
-        start = Start(theirs.fileno(), generations.draw(), supervision.num_restarts > 0, supervision.options)
+        start = Start(theirs.fileno(), generations.draw(), supervision.options)
         with ours:
             with theirs:
                 variables = {**os.environ, LIFELINE: str(start.lifeline_fd)}
                 child = subprocess.Popen(command_of(start), pass_fds=[start.lifeline_fd], env=variables)
             supervision.begin()
             status = _attend(child, ours, supervision, received, woken, name)
+        while received:  # a group of processes gets a signal at once, and the child may be faster
+            supervision.receive(received.popleft(), time.monotonic())
         decision = supervision.end(status, time.monotonic())
         if decision.pause_s is None:
             if decision.reason:
@@ -218,8 +233,7 @@ def _attend(
                 os.read(woken, _LINE_BYTES)
             while received:
                 number = received.popleft()
-                if number in _STOPS:
-                    supervision.stop(time.monotonic())
+                supervision.receive(number, time.monotonic())
                 child.send_signal(number)
             if lifeline.fileno() in readable:
                 data = lifeline.recv(_LINE_BYTES)
@@ -236,6 +250,15 @@ def _attend(
                 return child.wait()
     finally:
         os.close(ended)
+
+
+def take_lifeline() -> Lifeline | None:
+    """Returns the lifeline of this process if a supervisor started it; None in the processes that it starts itself."""
+    number = os.environ.get(LIFELINE)
+    if not number:
+        return None
+    os.environ[LIFELINE] = ""
+    return Lifeline(int(number))
 
 
 class Lifeline:
@@ -256,9 +279,17 @@ class Lifeline:
             with self._lock, contextlib.suppress(OSError):
                 self._socket.sendall(line.encode() + b"\n")
 
-    def set_next(self, option: str, value: str) -> None:
-        """Sets an option of the next start."""
+    def set_next(self, option: str, value: str = "") -> None:
+        """Sets an option of the next start; with an empty value, one that has none."""
         self.say(f"next {option} {value}")
+
+    def restart_after_loss(self) -> None:
+        """Makes exit code 1 lead to another start if it follows `report_loss`."""
+        self.say(_RESTART_AFTER_LOSS)
+
+    def report_loss(self) -> None:
+        """Says that this process will end because another process of its job is lost."""
+        self.say(_LOSS)
 
     def end_with_supervisor(self) -> None:
         """Sends this process SIGTERM once the supervisor is gone."""
@@ -280,15 +311,11 @@ class Lifeline:
 
         def run() -> None:
             answered = threading.Event()
-
-            def answer() -> None:
-                self.say("alive")
-                answered.set()
-
             while True:
-                ask(answer)
+                ask(answered.set)
                 answered.wait()
                 answered.clear()
+                self.say(_ALIVE)
                 time.sleep(stall_s / _BEATS_PER_STALL)
 
         threading.Thread(target=run, name="signs of life", daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from .supervised import SUPERVISED, supervise
@@ -11,6 +12,7 @@ def main() -> None:
     """Runs a pserver, or becomes its supervisor."""
     if SUPERVISED in sys.argv:
         sys.exit(supervise([each for each in sys.argv[1:] if each != SUPERVISED]))
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise gRPC logs each handshake that others let fail
     from .command_line import main as run_pserver  # not in a supervisor, which stays small
 
     run_pserver()

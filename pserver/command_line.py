@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +10,10 @@ from typing import Annotated
 import typer
 
 from fleet_sparse.custom_rules import add_rules
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import FleetSparseError, LogCorrupt, SnapshotCorrupt
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
-from fleet_sparse.supervise import LIFELINE, UNKNOWN_ERROR, Lifeline
+from fleet_sparse.supervise import TRY_AGAIN, take_lifeline
 
 from .server import Options, serve
 from .supervised import SUPERVISED
@@ -50,10 +49,10 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
     generation: Annotated[int | None, typer.Option(hidden=True)] = None,
     is_restart: Annotated[bool, typer.Option("--is-restart", hidden=True)] = False,
     recover: Annotated[str | None, typer.Option(hidden=True)] = None,
+    log_job_id: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Serve one shard of every table until stopped. Settings are FLEET_SPARSE_* environment variables."""
-    number = os.environ.pop(LIFELINE, None)
-    lifeline = None if number is None else Lifeline(int(number))
+    lifeline = take_lifeline()
     try:
         settings = Settings.from_environment()
         add_rules(settings.rules)
@@ -78,17 +77,20 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
                 generation,
                 is_restart,
                 recover,
+                log_job_id,
             ),
             settings,
         )
     except FleetSparseError as error:
         print(f"pserver {shard}: {type(error).__name__}: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        # In its job it has started before: a port or a disk may be there again at the next start.
+        may_pass = is_restart and not isinstance(error, LogCorrupt | SnapshotCorrupt)
+        raise typer.Exit(TRY_AGAIN if may_pass else 1) from None
     except Exception:
         if lifeline is None:
             raise
         logging.getLogger(__name__).exception("the pserver died")
-        raise typer.Exit(UNKNOWN_ERROR) from None
+        raise typer.Exit(TRY_AGAIN) from None
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from fleet_sparse.control_socket import ControlSocket
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import LOOPBACK, Address, ip_address_of
 from fleet_sparse.settings import Settings
@@ -24,7 +25,7 @@ class Endpoints(NamedTuple):
     advertised_host: str
     """Host of the data plane that workers connect to."""
     is_exposed: bool
-    """True if other machines can reach it, without keys."""
+    """True if other machines can reach it."""
 
 
 class DataEndpoints(NamedTuple):
@@ -56,16 +57,17 @@ def choose(
         raise SettingError(f"control address {control}: is not an address of this machine")
     if elsewhere is None:
         return Endpoints(Address(LOOPBACK, control.port), LOOPBACK, LOOPBACK, is_exposed=False)
-    if not settings.insecure:
+    if not settings.insecure and not settings.keys:
         raise SettingError(
             f"pserver {elsewhere}: is on another machine, so this pserver would accept connections of other machines, "
-            "without keys. On a network that you trust set FLEET_SPARSE_INSECURE=1"
+            "without keys. Make keys with `fleet-sparse keys new` and set FLEET_SPARSE_KEYS to their directory on all "
+            "processes of the job; or, on a network that you trust, set FLEET_SPARSE_INSECURE=1"
         )
     return Endpoints(control, settings.data_host or control.host, control.host, is_exposed=True)
 
 
-def check_free(control: Address) -> None:
-    """Checks that a control plane can listen at an address now.
+def check_free(control: Address, *, has_socket: bool = False) -> None:
+    """Checks that a control plane can listen at an address now, or on its Unix socket.
 
     Raises:
         SettingError: Another process listens there, or the system does not allow it.
@@ -73,7 +75,10 @@ def check_free(control: Address) -> None:
     ip_address = ip_address_of(control.host)
     family = socket.AF_INET6 if ":" in ip_address else socket.AF_INET
     try:
-        socket.create_server((ip_address, control.port), family=family).close()
+        if has_socket:
+            ControlSocket(control).close()
+        else:
+            socket.create_server((ip_address, control.port), family=family).close()
     except OSError as error:
         advice = _IN_USE if error.errno == errno.EADDRINUSE else "Give this pserver an address of this machine"
         raise cannot_bind(str(control), os.strerror(error.errno or 0), advice) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import resource
@@ -20,16 +21,18 @@ from types import FrameType
 import xxhash
 import zmq
 
+from fleet_sparse.control_socket import has_socket
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
-from fleet_sparse.settings import Settings
+from fleet_sparse.settings import LOGGED, Settings
 from fleet_sparse.snapshot.store import is_snapshot, served_chain
 from fleet_sparse.supervise import Lifeline
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
 from .admin.grpc_server import ControlPlane
+from .admin.log_recovery import close_log, log_directory, start_log, write_checkpoint
 from .admin.root import resolve_under
 from .admin.service import ControlService, Supervised
 from .admin.snapshot_loader import Loaded, load
@@ -66,9 +69,10 @@ class Options:
         is_read_only: True to serve the snapshots in `load_dirname` and train nothing.
         lifeline: Connection to the supervisor; None without one.
         generation: Generation of this start, below 2^32; None for the seconds of the wall clock.
-        is_restart: True if the supervisor started a pserver of this job before.
+        is_restart: True if workers had registered with the pserver that the supervisor started before.
         recover: Newest snapshot of the job, which takes the place of `load_dirname` and `load_tables`; None if the job
             has none yet.
+        log_job_id: Identity of the job in the log if the settings have none.
     """
 
     shard: int
@@ -84,6 +88,7 @@ class Options:
     generation: int | None = None
     is_restart: bool = False
     recover: str | None = None
+    log_job_id: str = ""
 
 
 def serve(options: Options, settings: Settings) -> None:
@@ -99,7 +104,9 @@ def serve(options: Options, settings: Settings) -> None:
     if options.lifeline is not None:
         options.lifeline.end_with_supervisor()
     chosen = _check(options, settings)
-    check_free(chosen.control)  # before kernels are compiled and a snapshot is loaded
+    credentials = Credentials.of(settings, is_pserver=True)
+    is_socket = credentials.has_control_sockets and has_socket(chosen.control)
+    check_free(chosen.control, has_socket=is_socket)  # before kernels are compiled and a snapshot is loaded
     _log.info(
         "shard %d of %d starts: pid %d, root %s",
         options.shard,
@@ -108,17 +115,18 @@ def serve(options: Options, settings: Settings) -> None:
         settings.root,
     )
     with ExitStack() as stack:
-        data_plane = _start(options, settings, chosen, stack)
+        data_plane = _start(options, settings, chosen, credentials, stack)
         data_plane.run()
     _log.info("shard %d stopped", options.shard)
 
 
-def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitStack) -> DataPlane:
+def _start(
+    options: Options, settings: Settings, chosen: Endpoints, credentials: Credentials, stack: ExitStack
+) -> DataPlane:
     """Starts everything but the loop of the data plane, which is returned; `stack` stops it."""
     started_at = time.monotonic()
     with nullcontext() if settings.rules else without_linear_algebra():  # rules of the user may have linear algebra
         warm_up(trains=False)
-    credentials = Credentials()
     shard: Shard | ReadOnlyShard
     loaded: Loaded | None = None
     if options.is_read_only:
@@ -126,13 +134,14 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
     else:
         shard, loaded = make_shard(options, settings)
     stack.callback(shard.close)
+    if isinstance(shard, Shard) and shard.log is not None:
+        stack.callback(close_log, shard.log)
     streams = _streams(chosen, settings, credentials)
     data_plane = DataPlane(
         shard,
         max_frame_bytes=settings.max_frame_bytes,
         streams=streams,
         zmq_host=ip_address_of(chosen.data_host) if streams is None else None,
-        credentials=credentials,
         straight_path=settings.straight_path,
     )
     stack.callback(data_plane.close)
@@ -151,16 +160,20 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
             data_endpoints=endpoints,
             settings=settings,
             stop=data_plane.stop,
+            finish=partial(_finish, shard, data_plane),
             loaded=loaded,
             supervised=None
             if options.lifeline is None
             else Supervised(
-                options.is_restart, options.recover is not None, partial(options.lifeline.set_next, "--recover")
+                options.is_restart,
+                options.recover is not None,
+                on_job=partial(options.lifeline.set_next, "--is-restart"),
+                on_snapshot=partial(options.lifeline.set_next, "--recover"),
             ),
         )
     control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
     stack.callback(control_plane.close)
-    if chosen.is_exposed:
+    if chosen.is_exposed and credentials.keys is None:
         stopped = threading.Event()
         threading.Thread(target=_warn, args=(chosen, stopped), name="warn", daemon=True).start()
         stack.callback(stopped.set)
@@ -187,6 +200,13 @@ def _start(options: Options, settings: Settings, chosen: Endpoints, stack: ExitS
         options.lifeline.set_next("--control", str(bound))
         options.lifeline.beat(data_plane.post, settings.stall_s)
     return data_plane
+
+
+def _finish(shard: Shard, data_plane: DataPlane) -> None:
+    """Ends a pserver whose job has ended: nothing continues from its log."""
+    if shard.log is not None:
+        shard.log.is_finished = True
+    data_plane.stop()
 
 
 def _follow(
@@ -233,12 +253,13 @@ def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) ->
 
 
 def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | None]:
-    """Makes the shard that the options name and loads the snapshot into it, if one is named.
+    """Makes the shard that the options name. It continues from its log; else it loads the snapshot, if one is named.
 
     Kernels should be warm: see `warm_up`.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
+        LogCorrupt, LogFull, SettingError: As `start_log`.
     """
     shard = Shard(
         options.shard,
@@ -250,13 +271,25 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         max_pre_image_bytes=settings.max_pre_image_bytes,
         huge_pages=settings.huge_pages,
         row_limits=RowLimits(settings.max_rows, settings.max_bytes),
+        only_registered=True,
     )
+    if settings.durability in LOGGED:
+        of_log = settings if settings.job_id else dataclasses.replace(settings, job_id=options.log_job_id)
+        if start_log(shard, log_directory(of_log, options.shard, options.num_shards), of_log):
+            return shard, None
     dirname = options.load_dirname if options.recover is None else options.recover
     if dirname is None:
         return shard, None
     started_at = time.monotonic()
     directory = resolve_under(settings.root, dirname)
+    log, shard.log = shard.log, None
+    if options.recover is not None and not directory.names():
+        # A save whose end the former pserver did not see has replaced the snapshot.
+        directory = directory.parent()
     loaded = load(shard, directory, options.load_tables if options.recover is None else ())
+    shard.log = log
+    if log is not None:
+        write_checkpoint(shard)
     _log.info(
         "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
         loaded.num_rows,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
 from collections.abc import Sequence
 
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
 from fleet_sparse.supervise import Start, Supervision, run
 
@@ -23,13 +25,14 @@ def supervise(arguments: Sequence[str]) -> int:
         return 1
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
 
+    # Only processes that this supervisor starts continue from the log, unless the user gives the job an id.
+    job_id = settings.job_id or Launch.of_process("").launcher or secrets.token_hex(8)
+
     def command_of(start: Start) -> list[str]:
         command = [sys.executable, "-m", "fleet_sparse.pserver", *arguments]
-        command += ["--generation", str(start.generation)]
-        if start.is_restart:
-            command += ["--is-restart"]
+        command += ["--generation", str(start.generation), "--log-job-id", job_id]
         for option, value in start.options.items():
-            command += [option, value]
+            command += [option, value] if value else [option]
         return command
 
     return run(command_of, Supervision(settings.restarts, settings.stall_s), "the pserver")

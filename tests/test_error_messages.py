@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import re
 import resource
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -13,6 +16,7 @@ from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import paddle
@@ -22,13 +26,19 @@ from paddle.distributed import fleet
 
 import fleet_sparse
 from fleet_sparse import machine_memory
+from fleet_sparse.control_socket import socket_path
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.version import Version
+from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import (
     DatasetError,
+    ErrorCode,
     FleetSparseError,
+    Forbidden,
     InstallError,
+    LogCorrupt,
+    LogFull,
     PlanError,
     ProtocolError,
     PushRefused,
@@ -59,6 +69,8 @@ from fleet_sparse.plugin.size_limit import SizeLimit
 from fleet_sparse.plugin.static.minimize import minimize
 from fleet_sparse.plugin.static.sequence_pool import wrap_sequence_pool
 from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
+from fleet_sparse.pserver.admin.grpc_server import ControlPlane
+from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.membership import Membership, Registrant
 from fleet_sparse.pserver.admin.root import resolve_under
 from fleet_sparse.pserver.admin.snapshot_loader import load
@@ -67,6 +79,7 @@ from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.pserver.read_only import content as read_only_content
 from fleet_sparse.pserver.read_only.service import ReadOnlyService
 from fleet_sparse.pserver.read_only.shard import ReadOnlyShard, check_same
+from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.serving.exported_rows import RowChoice, check_choice, stored_rows
 from fleet_sparse.serving.labelled import read_labelled, target_of
 from fleet_sparse.serving.model import ServedModel, Table, Tensor, read_model
@@ -84,7 +97,9 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Op
+from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.link_errors import LinkErrors
 from fleet_sparse.worker.net.shard_link import ClientIdentity
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support import saves
@@ -92,8 +107,10 @@ from support.client_calls import pulled, pulled_for, unique_of, update, workers_
 from support.controls import HeldControl, registration
 from support.coordinators import Coordinator, run
 from support.in_process import QUICK, InProcessCluster
+from support.job_keys import make_keys
+from support.logs import close, logged_shard, small_writer
 from support.paddle_plugin import plugin
-from support.shards import DENSE, SGD, FrameClient, floats, ids_of, make_shard, push
+from support.shards import ADAM, DENSE, SGD, FrameClient, floats, ids_of, make_shard, push
 from support.sources import ROOT
 from support.steps import SYNC_MODE
 
@@ -542,8 +559,21 @@ def _port(_: Path) -> None:
 
 @entry(
     SettingError,
+    "control socket: <...>/fleet_sparse-<...>: its mode is 755, should be 700. Remove it, or set XDG_RUNTIME_DIR of "
+    "all processes of the job to a directory of your own",
+)
+def _socket_directory(where: Path) -> None:
+    (where / f"fleet_sparse-{os.getuid()}").mkdir()
+    (where / f"fleet_sparse-{os.getuid()}").chmod(0o755)
+    with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(where)):
+        socket_path(7000)
+
+
+@entry(
+    SettingError,
     "pserver 203.0.113.77:6000: is on another machine, so this pserver would accept connections of other "
-    "machines, without keys. On a network that you trust set FLEET_SPARSE_INSECURE=1",
+    "machines, without keys. Make keys with `fleet-sparse keys new` and set FLEET_SPARSE_KEYS to their directory "
+    "on all processes of the job; or, on a network that you trust, set FLEET_SPARSE_INSECURE=1",
 )
 def _insecure(_: Path) -> None:
     servers = (Address("127.0.0.1", 6000), Address("203.0.113.77", 6000))
@@ -561,6 +591,83 @@ def job(num_workers: int, *registered: int, **options: Any) -> Membership:
 
 def registrant(worker: int, num_workers: int, mode: Mode = SYNC_MODE, **more: Any) -> Registrant:
     return Registrant(worker, num_workers, bytes([more.pop("client", worker)]) * 16, mode=mode, **more)
+
+
+def key_directory(where: Path, *, days: int = 365, name: str = "keys") -> Path:
+    return make_keys(where / name, days=days)
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_KEYS: is set, and so is FLEET_SPARSE_INSECURE, which is for jobs without keys. Unset one",
+)
+def _keys_and_insecure(_: Path) -> None:
+    Credentials.of(Settings(keys="keys", insecure=True))
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_CHANNEL: is zmq, should be auto or stream with FLEET_SPARSE_KEYS: ZeroMQ has no keys here. Leave "
+    "it out",
+)
+def _keys_and_zmq(_: Path) -> None:
+    Credentials.of(Settings(keys="keys", channel="zmq"))
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_KEYS: <dir>/keys/trainer.pem cannot be read (No such file or directory). Set FLEET_SPARSE_ROLE "
+    "to the role whose keys the directory has, or copy that file there",
+)
+def _missing_keys(where: Path) -> None:
+    (key_directory(where) / "trainer.pem").unlink()
+    Credentials.of(Settings(keys=str(where / "keys")))
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_KEYS: <dir>/keys/trainer.pem can be read by other users (mode 0644), should have mode 0600. Run "
+    "`chmod 600 <dir>/keys/trainer.pem`; if others have read a key, make new ones",
+)
+def _readable_keys(where: Path) -> None:
+    (key_directory(where) / "trainer.pem").chmod(0o644)
+    Credentials.of(Settings(keys=str(where / "keys")))
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_KEYS: <dir>/keys/trainer.pem, or ca.pem next to it, has expired. Make new keys with "
+    "`fleet-sparse keys new`, or a certificate with `fleet-sparse keys add`",
+)
+def _expired_keys(where: Path) -> None:
+    Credentials.of(Settings(keys=str(key_directory(where, days=-1))))
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_KEYS: <dir>/keys/trainer.pem was signed by authority <...>, ca.pem next to it is authority "
+    "<...>. Copy the directory of one `fleet-sparse keys new` to every host",
+)
+def _mixed_keys(where: Path) -> None:
+    ours, theirs = key_directory(where), key_directory(where, name="theirs")
+    (ours / "ca.pem").write_bytes((theirs / "ca.pem").read_bytes())
+    Credentials.of(Settings(keys=str(ours)))
+
+
+@entry(
+    SettingError,
+    "pserver 127.0.0.1:<...>: its keys are of authority <...>, those of this process are of <...>. Give all "
+    "processes of the job the keys of one `fleet-sparse keys new`, and the same FLEET_SPARSE_CHANNEL",
+)
+def _keys_of_another_job(where: Path) -> None:
+    theirs = Credentials.of(Settings(keys=str(key_directory(where, name="theirs"))), is_pserver=True)
+    held = HeldControl(where)
+    settings = Settings(keys=str(key_directory(where)))
+    with (
+        closing(ControlPlane("127.0.0.1:0", held.service, held.settings, theirs)) as served,
+        ControlClient([f"127.0.0.1:{served.port}"], settings) as control,
+    ):
+        control.stats()
 
 
 @entry(
@@ -853,6 +960,28 @@ def parts() -> list[bytearray]:
 
 
 @entry(
+    Forbidden,
+    "control plane: Stop: role 'reader' may not ask for it. If this process should, set FLEET_SPARSE_ROLE=trainer "
+    "and, if the job has keys, give it those of a trainer",
+)
+def _forbidden(where: Path) -> None:
+    held = HeldControl(where)
+    with (
+        closing(ControlPlane("127.0.0.1:0", held.service, held.settings)) as served,
+        ControlClient([f"127.0.0.1:{served.port}"], Settings(role="reader")) as control,
+    ):
+        control.stop()
+
+
+@entry(
+    Forbidden,
+    "shard 0 at 127.0.0.1:6000: PUSH: its client id is not registered here. Register it first",
+)
+def _unregistered(_: Path) -> None:
+    raise LinkErrors(0, "127.0.0.1:6000").refused(ErrorCode.FORBIDDEN, "unregistered PUSH")
+
+
+@entry(
     DatasetError,
     "'<dir>/part-0', line 7, slot 'ids': value 2 is '1.5', should be an integer of 64 bits. Correct the file or its "
     "pipe_command, or make use_var the slots of the text, in the same order",
@@ -960,6 +1089,63 @@ def _cluster(_: Path) -> None:
         others = [each._replace(cluster_id=5) for each in cluster.registrations()]
         with Client(cluster.channel, ClientIdentity(bytes(16), 1), others, cluster.placement, QUICK) as client:
             pulled(cluster, client, cluster.table, [1])
+
+
+# Logs
+
+
+@entry(
+    LogFull,
+    "<dir>: the disk has no room for a segment of <...> MiB of the log. Free some, or set FLEET_SPARSE_LOG to another "
+    "disk",
+)
+def _no_room_for_a_segment(where: Path) -> None:
+    with mock.patch("os.posix_fallocate", side_effect=OSError(errno.ENOSPC, "no space")):
+        small_writer(where)
+
+
+@entry(
+    LogFull,
+    "shard 0 at pserver:0: log '<dir>/log': the disk has had no room for 300 s (FLEET_SPARSE_FAILOVER_S). Free some, "
+    "or set FLEET_SPARSE_LOG to another disk",
+)
+def _no_room_for_a_push(where: Path) -> None:
+    shard = logged_shard(where / "log", SGD, failover_s=300.0)
+    assert shard.log is not None
+    shard.log.writer.full_since = time.monotonic() - 301
+    try:
+        shard.log.check_waits()
+    except Refusal as refusal:
+        raise LinkErrors(0, "pserver:0", lambda: "").refused(refusal.error.code, refusal.error.message) from None
+    finally:
+        close(shard)
+
+
+@entry(
+    LogCorrupt,
+    "<dir>/log/00000000000000000001.fsl: a record with a wrong checksum, at byte 64. Start the job from its newest "
+    "snapshot, without this log",
+)
+def _changed_record(where: Path) -> None:
+    close(logged_shard(where / "log", SGD, ADAM))
+    path = where / "log" / "00000000000000000001.fsl"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    logged_shard(where / "log")
+
+
+@entry(
+    LogCorrupt,
+    "<dir>/log/<...>.fsl: the segment of the checkpoint is missing, at byte 0. Start the job from its newest "
+    "snapshot, without this log",
+)
+def _missing_segment(where: Path) -> None:
+    shard = logged_shard(where / "log", SGD)
+    write_checkpoint(shard)
+    close(shard)
+    next((where / "log").glob("0*.fsl")).unlink()
+    logged_shard(where / "log")
 
 
 # Snapshots

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.sources import PARTS, ROOT, Import, files_of, imports_of, modules_named, root_modules
 
-EVERYONE = {"counts", "credentials", "launch", "machine_memory", "net_addresses", "errors", "settings"}
+EVERYONE = {
+    "control_socket",
+    "counts",
+    "credentials",
+    "keys",
+    "launch",
+    "machine_memory",
+    "net_addresses",
+    "errors",
+    "settings",
+}
 MAY_IMPORT = {
     "core": set(),
     "wire": {"core"},
@@ -31,10 +43,22 @@ MAY_IMPORT = {
     },
     "models": {"plugin", "core"},
     "tools": {"plugin", "serving", "worker", "wire", "snapshot", "core", "local_pservers", "warm_up"},
-    "cli": {"tools", "serving", "snapshot", "core", "local_pservers", "warm_up", "kernel_cache", "custom_rules"},
+    "cli": {
+        "tools",
+        "serving",
+        "snapshot",
+        "core",
+        "local_pservers",
+        "warm_up",
+        "kernel_cache",
+        "custom_rules",
+        "pserver",
+    },
     # The modules beside the parts.
+    "control_socket": set(),
     "counts": set(),
     "credentials": set(),
+    "keys": set(),
     "launch": set(),
     "machine_memory": set(),
     "net_addresses": set(),
@@ -157,6 +181,22 @@ def test_no_folder_is_imported_by_its_bare_name() -> None:
 @pytest.mark.parametrize("banned", ["pickle", "marshal", "shelve", "dill"])
 def test_nothing_reads_or_writes_pickles(banned: str) -> None:
     assert banned not in {found.module.split(".")[0] for path in sources() for found in imports_of(path)}
+
+
+@pytest.mark.parametrize("banned", ["eval", "exec", "os.system", "os.popen", "allow_pickle=True", "shell=True"])
+def test_nothing_runs_text_as_code_or_asks_for_pickles(banned: str) -> None:
+    """Calls by name, and keywords of calls; a keyword whose value is not a constant counts as `True`."""
+    assert not [f"{path}:{line}" for path in sources() for name, line in calls_of(path) if name == banned]
+
+
+def calls_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Yields what is called in a file, and `keyword=True` for each keyword that is not a false constant, with lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.lineno
+            for keyword in node.keywords:
+                if not (isinstance(keyword.value, ast.Constant) and not keyword.value.value):
+                    yield f"{keyword.arg}=True", node.lineno
 
 
 # Tests

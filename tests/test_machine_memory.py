@@ -37,16 +37,17 @@ def write_group(root: Path, line: str, group: str, files: dict[str, str]) -> Non
 
 
 VERSION_1 = {"memory.limit_in_bytes": "1000\n", "memory.usage_in_bytes": "800\n"}
+V1_STATISTICS = "active_file 7\ntotal_active_file 20\ntotal_inactive_file 80\n"
 VERSION_2 = {"memory.max": "1000\n", "memory.current": "800\n"}
 
 
 @pytest.mark.parametrize(
     ("line", "group", "files", "share"),
     [
-        ("0::/job", "job", VERSION_2 | {"memory.stat": "anon 500\ninactive_file 300\n"}, 0.5),
-        ("0::/job", "", VERSION_2 | {"memory.stat": "anon 500\ninactive_file 300\n"}, 0.5),
-        ("4:memory:/job", "memory/job", VERSION_1 | {"memory.stat": "total_inactive_file 100\n"}, 0.7),
-        ("0::/job", "job", VERSION_2 | {"memory.max": "max\n", "memory.stat": "inactive_file 0\n"}, 0.1),
+        ("0::/job", "job", VERSION_2 | {"memory.stat": "anon 500\nactive_file 100\ninactive_file 200\n"}, 0.5),
+        ("0::/job", "", VERSION_2 | {"memory.stat": "anon 500\nactive_file 0\ninactive_file 300\n"}, 0.5),
+        ("4:memory:/job", "memory/job", VERSION_1 | {"memory.stat": V1_STATISTICS}, 0.7),
+        ("0::/job", "job", VERSION_2 | {"memory.max": "max\n", "memory.stat": "active_file 0\ninactive_file 0\n"}, 0.1),
         ("0::/job", "job", {}, 0.1),
     ],
     ids=["version 2", "version 2, in a container", "version 1", "without a limit", "without files"],
@@ -56,3 +57,7 @@ def test_used_share_is_that_of_the_fuller_one(
 ) -> None:
     write_group(cgroups, line, group, files)
     assert machine_memory.used_share() == pytest.approx(share)
+
+
+def test_a_system_without_control_groups_has_its_own_share_alone(cgroups: Path) -> None:
+    assert machine_memory.used_share() == pytest.approx(0.1)

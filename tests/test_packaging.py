@@ -27,7 +27,7 @@ MAY_NEED = {
     "models": ("cpu", "demo"),
     "snapshot": ("remote",),
     "serving": ("cpu", "onnx"),
-    "tools": ("cpu", "parquet", "plot"),
+    "tools": ("cpu", "keys", "parquet", "plot"),
 }
 
 
@@ -62,6 +62,7 @@ def test_every_requirement_is_imported_somewhere() -> None:
         *EXTRAS["remote"].values(),
         *EXTRAS["parquet"].values(),
         *EXTRAS["plot"].values(),
+        *EXTRAS["keys"].values(),
         *EXTRAS["onnx"].values(),
         *EXTRAS["serve"].values(),
     ],

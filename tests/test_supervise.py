@@ -4,13 +4,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from fleet_sparse.local_pservers import child_environment
-from fleet_sparse.supervise import RESTARTS_WITHIN_S, UNKNOWN_ERROR, Generations, Supervision
+from fleet_sparse.supervise import RESTARTS_WITHIN_S, TRY_AGAIN, Generations, Supervision
 
 KILLED = -int(signal.SIGKILL)
 END_S = 30.0
@@ -26,11 +26,43 @@ def test_child_that_ended_by_itself_is_not_started_again(status: int) -> None:
     assert (decision.pause_s, decision.code) == (None, status)
 
 
-@pytest.mark.parametrize("status", [KILLED, -int(signal.SIGSEGV), UNKNOWN_ERROR, 3])
+@pytest.mark.parametrize("status", [KILLED, -int(signal.SIGSEGV), TRY_AGAIN, 3])
 def test_child_that_died_is_started_again_at_once(status: int) -> None:
     supervision = supervision_of()
     assert supervision.end(status, 0.0).pause_s == 0.0
-    assert supervision.num_restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_restarted"),
+    [
+        (("restart after loss", "loss"), True),
+        (("loss",), False),
+        (("restart after loss",), False),
+    ],
+)
+def test_child_that_lost_another_is_restarted_if_it_asked(lines: Sequence[str], is_restarted: bool) -> None:
+    supervision = supervision_of()
+    for line in lines:
+        supervision.hear(line, 0.0)
+    assert (supervision.end(1, 1.0).pause_s is not None) is is_restarted
+
+
+def test_loss_counts_for_the_child_that_reported_it_only() -> None:
+    supervision = supervision_of()
+    for line in ("restart after loss", "loss"):
+        supervision.hear(line, 0.0)
+    assert supervision.end(1, 1.0).pause_s == 0.0
+    supervision.begin()
+    assert supervision.end(1, 2.0).pause_s is None
+
+
+def test_later_children_need_not_ask_again() -> None:
+    supervision = supervision_of()
+    supervision.hear("restart after loss", 0.0)
+    supervision.end(KILLED, 1.0)
+    supervision.begin()
+    supervision.hear("loss", 2.0)
+    assert supervision.end(1, 3.0).pause_s == 0.5
 
 
 def test_pauses_between_restarts_grow() -> None:
@@ -55,9 +87,17 @@ def test_old_restarts_do_not_count() -> None:
 
 def test_child_that_dies_after_a_stop_is_not_started_again() -> None:
     supervision = supervision_of()
-    supervision.stop(0.0)
+    supervision.receive(signal.SIGTERM, 0.0)
     decision = supervision.end(KILLED, 1.0)
     assert (decision.pause_s, decision.code) == (None, 128 + signal.SIGKILL)
+
+
+def test_child_that_a_passed_on_signal_ended_stays_ended() -> None:
+    supervision = supervision_of()
+    supervision.receive(signal.SIGHUP, 0.0)
+    decision = supervision.end(-int(signal.SIGHUP), 1.0)
+    assert (decision.pause_s, decision.code) == (None, 128 + signal.SIGHUP)
+    assert supervision.end(KILLED, 2.0).pause_s == 0.0
 
 
 def test_starting_child_is_never_stalled() -> None:
@@ -99,16 +139,16 @@ def test_restarted_child_is_not_stalled_by_its_predecessor() -> None:
 
 def test_child_that_ignores_a_stop_is_killed() -> None:
     supervision = supervision_of(stall_s=30.0)
-    supervision.stop(10.0)
-    supervision.stop(20.0)
+    supervision.receive(signal.SIGTERM, 10.0)
+    supervision.receive(signal.SIGINT, 20.0)
     assert supervision.kills_at() == 40.0
 
 
 def test_newest_option_of_a_child_is_kept() -> None:
     supervision = supervision_of()
-    for line in ("next --recover model/000001-full", "alive", "next --recover my model/000002-delta"):
+    for line in ("next --recover model/000001-full", "next --is-restart ", "next --recover my model/000002-delta"):
         supervision.hear(line, 0.0)
-    assert supervision.options == {"--recover": "my model/000002-delta"}
+    assert supervision.options == {"--recover": "my model/000002-delta", "--is-restart": ""}
 
 
 def test_generations_grow_when_the_clock_does_not() -> None:
@@ -120,24 +160,25 @@ def test_generations_grow_when_the_clock_does_not() -> None:
 # Real processes
 
 SUPERVISOR = """
-import sys
+import itertools, sys
 from fleet_sparse.supervise import Supervision, run
 
+numbers = itertools.count()
+
 def command_of(start):
-    return [sys.executable, "-c", CHILD, str(start.lifeline_fd), str(int(start.is_restart)), str(start.generation)]
+    return [sys.executable, "-c", CHILD, str(start.lifeline_fd), str(next(numbers)), str(start.generation)]
 
 sys.exit(run(command_of, Supervision(2, float(sys.argv[1])), "child"))
 """
 
 
-def supervisor_of(child: str, stall_s: float = 20.0) -> subprocess.Popen[str]:
+def supervisor_of(child: str, stall_s: float = 20.0, stdin: int | None = None) -> subprocess.Popen[str]:
     """A supervisor of a child that runs this code; its output is that of both."""
     beginning = "import os, signal, sys, time\nfrom fleet_sparse.supervise import Lifeline\n"
-    beginning += "is_restart = sys.argv[2] == '1'\nlifeline = Lifeline(int(sys.argv[1]))\n"
+    beginning += "is_restart = sys.argv[2] != '0'\nlifeline = Lifeline(int(sys.argv[1]))\n"
     code = f"CHILD = {beginning + child!r}\n{SUPERVISOR}"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(stall_s)], env=child_environment(), stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", code, str(stall_s)]
+    return subprocess.Popen(command, env=child_environment(), stdin=stdin, stdout=subprocess.PIPE, text=True)
 
 
 def output_of(supervisor: subprocess.Popen[str]) -> str:
@@ -187,12 +228,43 @@ def test_stop_signal_reaches_the_child() -> None:
     assert supervisor.returncode == 0
 
 
+def test_hang_up_ends_the_supervisor_with_its_child() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run below nohup
+    try:
+        supervisor = supervisor_of("print('ready', flush=True)\ntime.sleep(60)")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert line_of(supervisor) == "ready"
+    supervisor.send_signal(signal.SIGHUP)
+    assert output_of(supervisor) == ""
+    assert supervisor.returncode == 128 + signal.SIGHUP
+
+
+def test_signal_that_is_ignored_does_not_reach_the_child() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as below nohup
+    try:
+        supervisor = supervisor_of("print('ready', flush=True)\nsys.stdin.readline()", stdin=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert line_of(supervisor) == "ready"
+    supervisor.send_signal(signal.SIGHUP)
+    assert output_of(supervisor) == ""
+    assert supervisor.returncode == 0
+
+
 def test_child_ends_when_its_supervisor_is_killed() -> None:
     supervisor = supervisor_of("lifeline.end_with_supervisor()\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
     pid = int(line_of(supervisor))
     supervisor.kill()
     output_of(supervisor)
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+
+
+def test_child_that_never_says_that_it_is_alive_may_be_silent() -> None:
+    child = "lifeline.restart_after_loss()\nlifeline.set_next('--a', 'b')\ntime.sleep(0.5)\nprint('end', flush=True)"
+    supervisor = supervisor_of(child, stall_s=0.1)
+    assert output_of(supervisor).split() == ["end"]
+    assert supervisor.returncode == 0
 
 
 def test_suspended_child_is_killed_and_started_again() -> None:

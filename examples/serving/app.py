@@ -29,14 +29,16 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
+import paddle
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from numpy.typing import NDArray
 
-from fleet_sparse.errors import ShardUnavailable
+from fleet_sparse.errors import FleetSparseError, ShardUnavailable
 from fleet_sparse.serving.model import EXAMPLES, ServedModel, Tensor, read_model, read_network_file
+from fleet_sparse.serving.npz_file import WRONG_NPZ
 from fleet_sparse.serving.predictor import Prediction, Predictor
 from fleet_sparse.snapshot.directory import Directory, directory_at
 
@@ -47,6 +49,7 @@ MAX_BYTES = 64 << 20
 """Largest request, and largest content of an npz."""
 NUM_READY_EXAMPLES = 64
 BACKLOG = 1024
+END_S = 20.0
 
 
 class TooLarge(Exception):
@@ -59,10 +62,11 @@ def create() -> FastAPI:
     directory = directory_at(model)
     served = read_model(directory)
     feed_when_ready = ready_feed(directory, served)
+    predictor = Predictor(model, os.environ[PSERVERS])
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with Predictor(model, os.environ[PSERVERS]) as predictor:
+        with predictor:
             app.state.predictor = predictor
             yield
 
@@ -85,7 +89,7 @@ def create() -> FastAPI:
         is_npz = request.headers.get("content-type", "").partition(";")[0].strip() == NPZ
         body = await body_of(request)
         feed = feed_of_npz(body) if is_npz else feed_of_json(served, json_of(body))
-        check_batch(feed, max_batch)
+        check_batch(served, feed, max_batch)
         prediction = await run_in_threadpool(app.state.predictor.run, feed)
         return npz_answer(prediction) if is_npz else JSONResponse(json_answer(prediction))
 
@@ -170,14 +174,14 @@ def feed_of_npz(body: bytes) -> dict[str, NDArray[Any]]:
             raise TooLarge(f"request: its arrays have {num_bytes} bytes, should have at most {MAX_BYTES}")
         with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
+    except WRONG_NPZ as error:
         raise ValueError(f"request: is not an npz file of arrays ({error})") from None
 
 
-def check_batch(feed: Mapping[str, Any], max_batch: int) -> None:
-    """Raises TooLarge if an input has more than `max_batch` examples."""
+def check_batch(model: ServedModel, feed: Mapping[str, Any], max_batch: int) -> None:
+    """Raises TooLarge if an input has more than `max_batch` examples; the ids of fields of variable length are more."""
     for name, array in feed.items():
-        if np.ndim(array) and len(array) > max_batch:
+        if name not in model.ragged and np.ndim(array) and len(array) > max_batch:
             raise TooLarge(f"feed {name!r}: has {len(array)} examples, should have at most {max_batch}")
 
 
@@ -232,6 +236,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="a process for each core is best")
     parser.add_argument("--max-batch", type=int, default=4096, help="largest number of examples of a request")
     options = parser.parse_args()
+    if options.processes < 1:
+        parser.error(f"--processes: is {options.processes}, should be 1 or more")
+    try:
+        read_model(directory_at(options.model))
+    except FleetSparseError as error:
+        sys.exit(f"app.py: {error}")
     os.environ.update({MODEL: options.model, PSERVERS: options.pservers, MAX_BATCH: str(options.max_batch)})
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -245,22 +255,35 @@ def run_processes(listener: socket.socket, num_processes: int) -> None:
     """Runs processes that accept from one socket; once one ends, ends all and exits with its code."""
     spawning = multiprocessing.get_context("spawn")  # Paddle does not survive a fork
     processes = [spawning.Process(target=run_process, args=(listener,)) for _ in range(num_processes)]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
         for process in processes:
             process.start()
-        wait([process.sentinel for process in processes])
+        ended = wait([process.sentinel for process in processes])
+        for process in processes:
+            if process.sentinel in ended:
+                process.join()  # it has no exit code yet when its sentinel is ready
         sys.exit(max(abs(process.exitcode or 0) for process in processes))
     finally:
-        for process in processes:
-            if process.pid is not None:
-                process.terminate()
-                process.join()
+        started = [process for process in processes if process.pid is not None]
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.join(END_S)
+            process.kill()  # if it has not ended
+            process.join()
 
 
 def run_process(listener: socket.socket) -> None:
-    """Serves in this process until it is told to end."""
-    uvicorn.Server(uvicorn.Config(create, factory=True, log_level="warning")).run([listener])
+    """Serves in this process until it is told to end. Without model or pservers it says why in one line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the first process too, which ends this one
+    paddle.disable_signal_handler()  # it prints a stack trace at SIGTERM
+    try:
+        app = create()
+    except FleetSparseError as error:
+        sys.exit(f"app.py: {error}")
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
 
 if __name__ == "__main__":

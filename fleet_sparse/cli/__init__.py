@@ -12,7 +12,7 @@ from rich.markup import escape
 from fleet_sparse import __version__
 from fleet_sparse.errors import FleetSparseError
 
-from . import explain, export, parity, plan, predict, shrink, snapshot, version, warm_up
+from . import explain, export, keys, log, parity, plan, predict, shrink, snapshot, version, warm_up
 from .terminal import console
 
 __all__ = ["app", "main"]
@@ -31,6 +31,8 @@ app.command()(plan.plan)
 app.command()(predict.predict)
 app.command()(shrink.shrink)
 app.command()(warm_up.warm_up)
+app.add_typer(keys.app, name="keys")
+app.add_typer(log.app, name="log")
 app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(version.app, name="version")
 

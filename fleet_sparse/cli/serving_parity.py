@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
 
-from .terminal import console
+from .terminal import AS_IS, console
 
 _LIMIT_S = 300.0
 _STEP_LIMIT_S = 0.2
@@ -23,6 +23,8 @@ _STEP_LIMIT_S = 0.2
 
 def compare_serving(servers: int, readers: int, steps: int) -> bool:
     """Trains and saves on `servers` pservers, prints a table of differences, and returns whether all are small.
+
+    A way whose packages are not installed is not compared, and named as skipped.
 
     Args:
         servers: Number of pservers of the job; 0 for one inside the worker.
@@ -33,6 +35,8 @@ def compare_serving(servers: int, readers: int, steps: int) -> bool:
         result = _run(servers, readers, steps)
     tolerance, compared = result["tolerance"], result["compared"]
     console.print(_table(f"{steps} steps before each save, {_named(servers)}", compared, tolerance))
+    if skipped := dict.fromkeys(each["way"] for each in compared if each["difference"] is None):
+        console.print(f"skipped: {', '.join(skipped)}: needs fleet-sparse[onnx], which is not installed", **AS_IS)
     return all(each["difference"] is None or each["difference"] <= tolerance for each in compared)
 
 
@@ -60,7 +64,7 @@ def _table(title: str, compared: list[dict[str, Any]], tolerance: float) -> Tabl
         table.add_column(heading, justify="left" if heading == "way" else "right", no_wrap=heading == "parity")
     for number, each in enumerate(compared):
         difference = each["difference"]
-        shown, verdict = "-", "needs fleet-sparse\\[onnx]"
+        shown, verdict = "-", "skipped"
         if difference is not None:
             shown, verdict = f"{difference:.1e}", "yes" if difference <= tolerance else f"NO: above {tolerance:.0e}"
         is_last = number + 1 == len(compared) or compared[number + 1]["version"] != each["version"]

@@ -35,7 +35,7 @@ def stats() -> dict[str, Any]:
 
     Returns:
         `pservers`: one dict per pserver with `shard`, `rows`, `tables` (rows by name), `rejected_new_ids` (ids of
-        pushes that got no row, for want of room), `resident_bytes`, `requests`;
+        pushes that got no row, for want of room; an id counts in every push), `resident_bytes`, `requests`;
         `bytes_pulled`, `bytes_pushed`, `rows_pulled`, `rows_pushed`: of this worker since `init_worker`.
 
     Raises:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.credentials import Credentials
-from fleet_sparse.errors import PlanError
+from fleet_sparse.errors import PlanError, SnapshotError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.failover import Failover
 from fleet_sparse.worker.control.position_reporter import PositionReporter
-from fleet_sparse.worker.control.resumed import parse_resumed
+from fleet_sparse.worker.control.progress_reporter import ProgressReporter
+from fleet_sparse.worker.control.resumed import Resumed, parse_resumed, resumed_in_place
 from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, DenseReplica
 from fleet_sparse.worker.modes.geo import GeoTraining
-from fleet_sparse.worker.modes.step import Training
+from fleet_sparse.worker.modes.step import Progress, Training
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 ALLOWANCE_AGE_S = 1.0
 """Seconds for which a worker of several counts on the room that it found in a table of limited size."""
+_RESUME = "resume"
+"""The barrier that has opened in a job that has resumed."""
 
 
 class Role(NamedTuple):
@@ -57,7 +59,7 @@ class Role(NamedTuple):
 
 def open_control(role: Role, settings: Settings) -> ControlClient:
     """A client of the control planes of the job's pservers, which this process has not registered with yet."""
-    return ControlClient(role.pserver_endpoints, settings, Credentials())
+    return ControlClient(role.pserver_endpoints, settings)
 
 
 class JobConnection:
@@ -99,11 +101,10 @@ class JobConnection:
         self._replica_of = replica_of
         self._catalog = catalog
         self._settings = settings
-        self._reporter: PositionReporter | None = None
+        self._reporters: list[PositionReporter | ProgressReporter] = []
         self._has_left = False  # the step group, and did not pass the barrier after that
         self._others_wait = False  # at another barrier than the one that this worker passed last
         self._registering = threading.Lock()  # held while pservers are sent tables
-        credentials = Credentials()
         with ExitStack() as undo:
             if role.pserver_endpoints:
                 self.control, embedded = control or open_control(role, settings), None
@@ -117,7 +118,7 @@ class JobConnection:
             warm_up()  # here, not in the first step
             self.client: TableClient
             if embedded is None:
-                channel = open_channel(registrations, settings, credentials)
+                channel = open_channel(registrations, settings, self.control.credentials)
                 self.client = client = Client(channel, self.control.identity, registrations, placement, settings)
                 failover = Failover(self.control, client, self._values_on_pservers)
                 self.control.watch_incarnations(failover.observe)
@@ -132,13 +133,18 @@ class JobConnection:
             self._mode = catalog.mode
             self.training = self._make_training(self._mode)
             undo.callback(self.training.close)
-            in_step = self._mode is not None and self._mode.kind == SYNC
-            resumed = next((each.resumed for each in registrations if not each.is_restart), "")
-            self.resumed = parse_resumed(resumed, role.num_workers, in_step=in_step)
+            self.resumed = self._parse_resumed()
+            if registrations[0].progress is not None:
+                self.resumed = resumed_in_place(*registrations[0].progress, role.num_workers)
+                logger.info("worker %d takes its place again, after %d steps", role.worker_index, self.resumed.step)
+            self._has_resumed = _RESUME in registrations[0].open_barriers
             undo.pop_all()
 
-    def join(self) -> None:
+    def join(self, uploaded: Callable[[], AbstractContextManager[float]]) -> None:
         """Begins to report positions to saves and, if steps wait for each other, waits for all workers.
+
+        Args:
+            uploaded: As of a `ProgressReporter`.
 
         Raises:
             WorkerLost: A worker did not register in time.
@@ -147,10 +153,21 @@ class JobConnection:
             for warning in self.resumed.warnings(self._catalog.tables):
                 logger.warning(warning)
         else:
-            self._reporter = PositionReporter(self.control, lambda: self.training, self.resumed.plus, self._settings)
+            self._reporters.append(
+                PositionReporter(self.control, lambda: self.training, self._since_beginning, self._settings)
+            )
         if self._mode is not None and self._mode.is_step_synchronized:
             # A step waits for a worker that is slow, and would wait for one that never registers.
             self.control.barrier("init_worker", once=True)
+        elif self.role.pserver_endpoints:
+            self._reporters.append(
+                ProgressReporter(
+                    self.control,
+                    lambda: self._since_beginning(self.training.progress()),
+                    self.role.num_workers,
+                    uploaded,
+                )
+            )
         self.training = self._connected_for_all_reduce(self.training, self._mode)
         logger.info(
             "worker %d of %d is connected, pservers: %d",
@@ -228,6 +245,27 @@ class JobConnection:
             self.training.note_states(self.states())
         return self.registrations
 
+    def note_resumed(self) -> None:
+        """Continues from the snapshot that the pservers loaded before the newest registration."""
+        self.resumed = self._parse_resumed()
+
+    @contextmanager
+    def resuming(self) -> Iterator[bool]:
+        """Runs the block in which all workers resume; ends when all have ended it.
+
+        Yields:
+            False for a worker that takes its place in a job that has resumed: no other worker waits for it.
+        """
+        try:
+            yield not self._has_resumed
+        except (SnapshotError, TableMismatch):  # of worker 0 alone
+            self.control.barrier(_RESUME, once=True)
+            raise
+        self.control.barrier(_RESUME, once=True)
+
+    def _since_beginning(self, progress: Progress) -> Progress:
+        return self.resumed.plus(progress)
+
     def register_late(self) -> None:
         """Registers what was declared after this worker connected; returns once the pservers know it."""
         is_late = self._catalog.has_unregistered or self._mode is not self._catalog.mode
@@ -259,11 +297,19 @@ class JobConnection:
         """
         with ExitStack() as end:
             end.callback(self.training.close)
-            if self._reporter is not None:
-                end.callback(self._reporter.join)
-                self._reporter.stop()
-            end.callback(self.control.close)  # ends the call in which the reporter waits
+            for reporter in self._reporters:
+                end.callback(reporter.join)
+                reporter.stop()
+            end.callback(self.control.close)  # ends the call in which the reporter of positions waits
             end.callback(self.client.close)
+            for reporter in self._reporters:
+                if isinstance(reporter, ProgressReporter):
+                    end.callback(reporter.join)  # its upload uses the client
+
+    def _parse_resumed(self) -> Resumed:
+        in_step = self._mode is not None and self._mode.kind == SYNC
+        resumed = next((each.resumed for each in self.registrations if each.resumed or not each.is_restart), "")
+        return parse_resumed(resumed, self.role.num_workers, in_step=in_step)
 
     def _register(self) -> list[Registration]:
         """Registers; a table whose registration fails stays to be registered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 
 import numpy as np
@@ -162,18 +162,23 @@ class DenseSync:
             yield
 
     @contextmanager
-    def uploaded(self, connection: JobConnection) -> Iterator[None]:
+    def uploaded(self, connection: JobConnection) -> Iterator[float]:
         """Uploads all local arrays; during the block the pservers have what the scopes have, because no program trains.
 
         Without local arrays it does nothing, and programs may train during the block.
+
+        Yields:
+            Seconds that the upload took.
 
         Raises:
             PushRefused: A value is NaN or infinite. The pservers keep the values that they have.
             FleetSparseError: A value is gone from its scope, likewise; or a step did not end in time.
         """
-        with self.untrained():
-            self._upload_all(connection)
-            yield
+        arrays = self._shared_local()
+        with self._gate.closed() if arrays else nullcontext():
+            begun_at = time.monotonic()
+            self._upload_all(connection, arrays)
+            yield time.monotonic() - begun_at
 
     def meet(self, connection: JobConnection, name: str) -> int:
         """Waits for all workers at the barrier `name`; then the pservers have all local arrays, which worker 0 uploads.
@@ -186,7 +191,7 @@ class DenseSync:
             WorkerLost: Another worker did not come.
         """
         with self.untrained():
-            return connection.meet(name, before_barrier=lambda: self._upload_all(connection))
+            return connection.meet(name, before_barrier=lambda: self._upload_all(connection, self._shared_local()))
 
     def upload_finite(self, connection: JobConnection) -> None:
         """Uploads the local arrays whose values are finite, on worker 0. Called while no program trains."""
@@ -215,23 +220,28 @@ class DenseSync:
         with self._counting:
             self._num_updates[name] = num_updates
 
-    def _upload_all(self, connection: JobConnection) -> None:
-        for dense in self._shared_local():
+    def _upload_all(self, connection: JobConnection, arrays: Sequence[DenseParameters]) -> None:
+        for dense in arrays:  # before the first upload: the pservers never have arrays of two steps
+            self._check_finite(dense)
+        for dense in arrays:
             self._upload(connection, dense)
 
     def _shared_local(self) -> list[DenseParameters]:
         return [dense for dense in self._catalog.dense if dense.is_local and dense.spec.name in self._shared]
 
-    def _upload(self, connection: JobConnection, dense: DenseParameters) -> None:
-        scope = self._scopes[dense.spec.name]
-        values = dense.read(scope)
+    def _check_finite(self, dense: DenseParameters) -> None:
+        values = dense.read(self._scopes[dense.spec.name])
         if not all_finite(values):
             raise PushRefused(
                 f"dense parameters: {_not_finite(dense.spec, values)} are NaN or infinite. Load the last "
                 f"snapshot with fleet.load_model(dirname, 0); {HOW_TO_FIND_NAN}"
             )
+
+    def _upload(self, connection: JobConnection, dense: DenseParameters) -> None:
         if not connection.role.is_first:  # all workers have the same values, and find the same fault
             return
+        scope = self._scopes[dense.spec.name]
+        values = dense.read(scope)
         num_updates = dense.num_updates(scope, self._num_updates.get(dense.spec.name, 0))
         connection.client.replace_dense(dense.spec, values, list(dense.read_states(scope)), num_updates)
 

@@ -128,7 +128,13 @@ def save_inference_model(session: Session, request: ModelRequest, executor: padd
         model = _write_networks(session, planned, Path(local), number, executor)
         _publish(directory, model, Path(local))
     worst = max(finding.difference for finding in model.check)
-    logger.info("%s: %s has snapshot %d; largest difference %.2g", _CALLER, directory, number, worst)
+    logger.info(
+        "%s: %s has snapshot %d; predictions of its networks differ from the job's by %.2g at most",
+        _CALLER,
+        directory,
+        number,
+        worst,
+    )
 
 
 def load_inference_model(session: Session, path: str | os.PathLike[str], mode: Any) -> None:

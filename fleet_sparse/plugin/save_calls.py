@@ -9,7 +9,9 @@ from fleet_sparse.core.criteria import MIN_NORM, MIN_SCORE, UNSEEN_DAYS, Criteri
 from fleet_sparse.worker.control.save import FULL
 
 from .active_session import active
+from .dygraph.training import current_scope
 from .schedule import Schedule
+from .supervised_script import restart_after_loss
 
 _DEFAULT_UNSEEN_DAYS = 30  # Paddle's accessor: delete_after_unseen_days
 _MAX_DAYS = 1 << 16
@@ -115,6 +117,41 @@ def shrink(
         raise ValueError(f"shrink: {error}") from None
     session = active()
     return session.snapshots.shrink(session.connection("shrink"), criteria, decay=decay, tables=tables, dry_run=dry_run)
+
+
+def resume(dirname: str | os.PathLike[str]) -> int:
+    """Continues the job from the newest snapshot under `dirname`; without one, saves the beginning as the first.
+
+    Call it on all workers, before the first step. Tables, dense parameters, positions of `resumable` loaders and
+    `resume_step()` are those of the snapshot. A worker that takes its place in a running async or geo job loads
+    nothing.
+
+    ```python
+    fleet.init_worker()
+    fleet_sparse.resume("model")
+    fleet_sparse.save_every("model", seconds=600)
+    ```
+
+    If FLEET_SPARSE_RESTARTS is set on the workers, a script that called it is also started again after an uncaught
+    `WorkerLost` or `ShardUnavailable`: a sync job in which a worker or a pserver died continues from its newest
+    snapshot by itself.
+
+    Args:
+        dirname: As in `save`.
+
+    Returns:
+        The number of steps of this worker in the snapshot; 0 without one.
+
+    Raises:
+        SnapshotError: The snapshot cannot be read, or the first one not be written; raised on worker 0 alone.
+        TableMismatch: The snapshot describes a table differently than this job. Likewise.
+        PlanError: This worker has trained already.
+        ShardUnavailable: A pserver is gone.
+        FleetSparseError: Before `fleet.init_worker()`.
+    """
+    step = active().resume(os.fspath(dirname), current_scope())
+    restart_after_loss()
+    return step
 
 
 def resume_step() -> int:

@@ -128,7 +128,7 @@ class Session:
             undo.callback(self._disconnect, connection)
             self._connection = connection
             self.dense.find(connection)
-            connection.join()
+            connection.join(lambda: self.dense.uploaded(connection))
             self.dense.share(connection, scope)
             undo.pop_all()
 
@@ -278,6 +278,22 @@ class Session:
         self.dense.invalidate()
 
     # Resuming
+
+    def resume(self, dirname: str, scope: Any) -> int:
+        """As `save_calls.resume`; `scope` is that of the dense parameters."""
+        connection = self.connection("resume")
+        with connection.training.quiesce(self.settings.barrier_s) as point:
+            if point.passed[-1].position is not None:
+                raise PlanError(
+                    "resume: this worker has trained already, and would train the same batches again. Call it before "
+                    "the first step, right after fleet.init_worker()"
+                )
+        with connection.resuming() as is_with_others:
+            if is_with_others and self.snapshots.load(connection, dirname, scope, resumes=True, caller="resume"):
+                connection.note_resumed()
+            elif is_with_others:
+                self.snapshots.save(connection, dirname, caller="resume")
+        return connection.resumed.step
 
     @property
     def resumed(self) -> Resumed:

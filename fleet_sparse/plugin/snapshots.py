@@ -116,8 +116,9 @@ class Snapshots:
         *,
         tables: Sequence[str] = (),
         check: Callable[[], object] = lambda: None,
+        resumes: bool = False,
         caller: str,
-    ) -> None:
+    ) -> bool:
         """Replaces the contents of the pservers by those of a snapshot. All workers call it, or worker 0 does while the
         others wait at a barrier; these then follow by `follow_loads`.
 
@@ -129,7 +130,11 @@ class Snapshots:
             scope: Scope of the dense parameters.
             tables: Names of the tables to load; empty for all tables and dense parameters.
             check: Called by worker 0 before it loads. Its error ends the call on worker 0 alone.
+            resumes: True if the workers continue where the snapshot was saved; then there may be none.
             caller: Name of the calling function, for messages.
+
+        Returns:
+            False if there is no snapshot.
 
         Raises:
             SnapshotError: The snapshot cannot be read. Pservers keep what they hold; raised on worker 0 alone.
@@ -143,8 +148,10 @@ class Snapshots:
             if connection.role.num_workers > 1:  # which read the pservers' values also if the load fails
                 self._dense.upload_finite(connection)
             try:
-                num_rows = connection.control.snapshots.stage_load(dirname, load_id, tables)
-                connection.control.snapshots.finish_load(load_id, keep=True)
+                num_rows = connection.control.snapshots.stage_load(dirname, load_id, tables, missing_ok=resumes)
+                if num_rows is None:
+                    return
+                connection.control.snapshots.finish_load(load_id, keep=True, resumes=resumes)
             except FleetSparseError:
                 with suppress(FleetSparseError):  # the error of a pserver that is gone
                     connection.control.snapshots.finish_load(load_id, keep=False)
@@ -154,8 +161,11 @@ class Snapshots:
             )
 
         with self.queue.none_under_way(), self._dense.untrained():
-            self._num_loads = self._between_steps(connection, caller, load)
+            num_loads, self._num_loads = self._num_loads, self._between_steps(connection, caller, load)
+            if resumes and self._num_loads == num_loads:
+                return False
             self._follow(connection, scope, has_local=not tables)
+        return True
 
     def follow_loads(self, connection: JobConnection, scope: Any, num_loads: int) -> bool:
         """Takes over what worker 0 loaded alone, at a barrier after it; returns False if there was nothing.

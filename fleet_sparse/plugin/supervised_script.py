@@ -4,30 +4,64 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 import fleet_sparse
+from fleet_sparse.errors import ShardUnavailable, WorkerLost
 from fleet_sparse.settings import PREFIX
-from fleet_sparse.supervise import LIFELINE, Lifeline
+from fleet_sparse.supervise import LIFELINE, Lifeline, take_lifeline
 
 _RESTARTS = f"{PREFIX}RESTARTS"
+
+_ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+_lifelines: list[Lifeline] = []
+"""That of this script, if it has a supervisor."""
 
 
 def supervise_script() -> None:
     """Replaces the process of a worker by a supervisor of its script if FLEET_SPARSE_RESTARTS is set.
 
-    In the script that the supervisor starts, it only makes sure that the script ends with its supervisor.
+    In the script that the supervisor starts, it only makes sure that the script ends with its supervisor; in the
+    processes that this script starts, as `multiprocessing` does, it does nothing.
     """
-    lifeline = os.environ.pop(LIFELINE, None)
+    lifeline = take_lifeline()
     if lifeline is not None:
-        Lifeline(int(lifeline)).end_with_supervisor()
-        return
-    if os.environ.get("TRAINING_ROLE") != "TRAINER" or _RESTARTS not in os.environ:
+        _lifelines.append(lifeline)
+        lifeline.end_with_supervisor()
+        sys.excepthook = _reporting_loss(lifeline, sys.excepthook)
+    if LIFELINE in os.environ or os.environ.get("TRAINING_ROLE") != "TRAINER" or _RESTARTS not in os.environ:
         return
     sys.stdout.flush()
     sys.stderr.flush()
     os.environ["PYTHONPATH"] = with_this_package(os.environ.get("PYTHONPATH", ""))
     os.execv(sys.executable, [sys.executable, "-m", "fleet_sparse.supervise", *sys.orig_argv])
+
+
+def restart_after_loss() -> None:
+    """Has this script started again, now and in its next lives, if an uncaught loss of a process ends it."""
+    for lifeline in _lifelines:
+        lifeline.restart_after_loss()
+
+
+def is_loss(error: BaseException | None) -> bool:
+    """Returns whether an error, or one that was handled when it was raised, says that a worker or pserver is lost."""
+    while error is not None:
+        if isinstance(error, WorkerLost | ShardUnavailable):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _reporting_loss(lifeline: Lifeline, hook: _ExceptHook) -> _ExceptHook:
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if is_loss(error):
+            lifeline.report_loss()
+        hook(kind, error, trace)
+
+    return report
 
 
 def with_this_package(path: str) -> str:

@@ -31,7 +31,7 @@ class Quality(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A candidate beside the version that is served."""
+    """The qualities of a candidate and of the version that is served."""
 
     num_examples: int
     served: Quality

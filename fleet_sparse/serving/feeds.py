@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .model import ServedModel
+from .model import ServedModel, Tensor
 
-_ID_KINDS = "iu"
+_ID_KINDS, _NUMBER_KINDS = "iu", "biuf"
 
 
 def checked_feed(model: ServedModel, feed: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
@@ -29,16 +29,9 @@ def checked_feed(model: ServedModel, feed: Mapping[str, Any]) -> dict[str, NDArr
     for name, tensor in wanted.items():
         if name not in feed:
             raise ValueError(f"feed {name!r}: is missing, should have shape {tensor.shape} and dtype {tensor.dtype}")
-        array, dtype = np.asarray(feed[name]), np.dtype(tensor.dtype)
-        if dtype.kind in _ID_KINDS and array.dtype.kind not in _ID_KINDS:
-            raise ValueError(f"feed {name!r}: is {array.dtype}, should be {dtype}; ids and counts are whole numbers")
-        if array.ndim != len(tensor.shape) or any(
-            size not in (-1, got) for size, got in zip(tensor.shape, array.shape, strict=True)
-        ):
-            raise ValueError(f"feed {name!r}: has shape {array.shape}, should have {tensor.shape}, -1 for any size")
+        arrays[name] = _array_of(tensor, feed[name])
         if tensor.shape and tensor.shape[0] == -1 and name not in model.ragged:
-            sizes[name] = len(array)
-        arrays[name] = np.ascontiguousarray(array, dtype)
+            sizes[name] = len(arrays[name])
     if len(set(sizes.values())) > 1:
         raise ValueError(f"feed: numbers of examples differ: {', '.join(f'{name} {n}' for name, n in sizes.items())}")
     for lookup in model.lookups:
@@ -49,6 +42,31 @@ def checked_feed(model: ServedModel, feed: Mapping[str, Any]) -> dict[str, NDArr
             each.feed, arrays[each.feed].reshape(-1), each.of, arrays[each.of].shape, is_ragged=each.of in model.ragged
         )
     return arrays
+
+
+def _array_of(tensor: Tensor, value: Any) -> NDArray[Any]:
+    """Returns an input as a contiguous array of its dtype, after checking its numbers and its shape."""
+    where, dtype = f"feed {tensor.name!r}", np.dtype(tensor.dtype)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{where}: is no array of {dtype} with shape {tensor.shape}, -1 for any size: {error}"
+        ) from error
+    if dtype.kind in _ID_KINDS and array.dtype.kind not in _ID_KINDS:
+        raise ValueError(f"{where}: is {array.dtype}, should be {dtype}; ids and counts are whole numbers")
+    if array.dtype.kind not in _NUMBER_KINDS:
+        raise ValueError(f"{where}: is {array.dtype}, should be {dtype} or other real numbers")
+    if array.ndim != len(tensor.shape) or any(
+        size not in (-1, got) for size, got in zip(tensor.shape, array.shape, strict=True)
+    ):
+        raise ValueError(f"{where}: has shape {array.shape}, should have {tensor.shape}, -1 for any size")
+    if dtype.kind in _ID_KINDS and array.size and not np.can_cast(array.dtype, dtype):
+        limits = np.iinfo(dtype)
+        for extreme in (int(array.min()), int(array.max())):
+            if not limits.min <= extreme <= limits.max:
+                raise ValueError(f"{where}: has {extreme}, which is no {dtype}")
+    return np.ascontiguousarray(array, dtype)
 
 
 def _check_lengths(feed: str, lengths: NDArray[Any], of: str, shape: tuple[int, ...], *, is_ragged: bool) -> None:

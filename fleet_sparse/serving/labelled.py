@@ -90,17 +90,31 @@ def predictions(
         SettingError: An input is wrong, or the target has not one value for each example.
     """
     num_examples = len(examples.labels)
-    is_sliced = {each.name for each in model.feeds if each.shape and each.shape[0] == -1}
+    is_sliced = {each.name for each in model.feeds if each.shape and each.shape[0] == -1} - set(model.ragged)
     for name in is_sliced & examples.feed.keys():
         if (found := examples.feed[name].shape[:1]) != (num_examples,):
             raise SettingError(
                 f"{examples.origin}: input {name!r} has {found[0] if found else 0} examples, there are {num_examples} "
                 "labels"
             )
+    ends_of_ids = {
+        each.of: np.append(0, np.cumsum(examples.feed[each.feed]))
+        for each in model.lengths
+        if each.of in model.ragged and each.feed in examples.feed and examples.feed[each.feed].dtype.kind in "iu"
+    }
+    is_whole = any(name not in ends_of_ids for name in model.ragged)  # the number of ids of an example is computed
+    batch_size = num_examples if is_whole else _BATCH_SIZE
     parts = []
-    for begin in range(0, num_examples, _BATCH_SIZE):
-        end = min(begin + _BATCH_SIZE, num_examples)
+    for begin in range(0, num_examples, batch_size):
+        end = min(begin + batch_size, num_examples)
         feed = {name: each[begin:end] if name in is_sliced else each for name, each in examples.feed.items()}
+        if not is_whole:
+            # The last batch has what is left, so that ids without an example are noticed.
+            feed |= {
+                name: examples.feed[name][ends[begin] : ends[end] if end < num_examples else None]
+                for name, ends in ends_of_ids.items()
+                if name in feed
+            }
         try:
             found_part = predict(feed)[target]
         except ValueError as error:

@@ -19,7 +19,7 @@ from fleet_sparse.snapshot.manifest import version_of
 from fleet_sparse.snapshot.reader import SnapshotReader
 
 from .exported_rows import user_tables
-from .pserver_reader import Reading
+from .row_reader import Reading
 
 _AWAIT_S = 20.0
 _NUM_HASH_BITS = 64

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleet_sparse.transpiler.inference import inputs_of, with_onnx_ops
 
 from .onnx_export import converted
-from .paddle_network import Arrays, load_network, save_network
+from .paddle_network import Arrays, load_network, save_network, save_values, static_mode
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +36,11 @@ class OnnxNetworks:
         import paddle2onnx  # noqa: F401
 
         self._path = path.with_name(f"{path.name}.{_CONVERTED}")
-        self._network = load_network(path)
-        with_onnx_ops(self._network.program)
-        self._values = self._network.values
-        self._model = self._convert(self._values)
+        with static_mode():
+            program, results, self._values = load_network(path)
+            with_onnx_ops(program)
+            save_network(self._path, program, list(inputs_of(program).values()), results, self._values)
+        self._model = converted(self._path)
         self._places = self._places_of_values()
         if missing := sorted(self._values.keys() - self._places.keys()):
             _log.info("parameters %s are not in the ONNX model as they are; each version is converted", missing)
@@ -52,18 +53,14 @@ class OnnxNetworks:
             name for name, value in values.items() if np.asarray(value).tobytes() != self._values[name].tobytes()
         ]
         if any(name not in self._places for name in changed):
-            return OnnxNetwork(self._convert(values))
+            save_values(self._path.with_name(f"{self._path.name}.pdiparams"), {**self._values, **values})
+            return OnnxNetwork(converted(self._path))
         for name in changed:
             place = self._places[name]
             initializer = self._model.graph.initializer[place]
             initializer.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values[name]), initializer.name))
         self._values = {**self._values, **values}
         return OnnxNetwork(self._model)
-
-    def _convert(self, values: Arrays) -> Any:
-        program, results = self._network.program, self._network.results
-        save_network(self._path, program, list(inputs_of(program).values()), results, {**self._values, **values})
-        return converted(self._path)
 
     def _places_of_values(self) -> dict[str, int]:
         """Returns the initializer of each parameter that the ONNX model has unchanged."""

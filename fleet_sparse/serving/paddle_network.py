@@ -5,7 +5,8 @@ Of this room, this module and `paddle_export` import Paddle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,15 +58,22 @@ def load_network(path: Path) -> LoadedNetwork:
     return LoadedNetwork(program, results, {name: np.array(scope.find_var(name).get_tensor()) for name in names})
 
 
-def values_of(path: Path) -> dict[str, NDArray[Any]]:
-    """Returns the values of the parameters of a saved network, in static graph mode or in dygraph."""
+@contextmanager
+def static_mode() -> Iterator[None]:
+    """Makes a `with` block run in static graph mode. The mode is that of all threads."""
     is_dynamic = paddle.in_dynamic_mode()
     paddle.enable_static()
     try:
-        return load_network(path).values
+        yield
     finally:
         if is_dynamic:
             paddle.disable_static()
+
+
+def values_of(path: Path) -> dict[str, NDArray[Any]]:
+    """Returns the values of the parameters of a saved network, in static graph mode or in dygraph."""
+    with static_mode():
+        return load_network(path).values
 
 
 def save_values(file: Path, values: Arrays) -> None:

@@ -7,7 +7,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +32,9 @@ from .feeds import check_bounds, checked_feed
 from .model import IDS, NETWORK, ServedModel, read_model
 from .paddle_export import copy_files, examples_of
 from .paddle_network import Arrays, OpenNetwork, save_values, values_of
-from .pserver_reader import PserverReader, Reading, differences_of_reads
+from .pserver_reader import PserverReader
 from .row_cache import RowCache
+from .row_reader import RowReader, differences_of_reads
 from .series_reader import SeriesReader
 
 _log = logging.getLogger(__name__)
@@ -88,34 +89,6 @@ class PredictorStats:
     problems: tuple[str, ...] = ()
 
 
-class RowReader(Protocol):
-    """What a predictor needs of a `PserverReader`, `SeriesReader` or `LocalReader`, whose methods say more."""
-
-    @property
-    def tables(self) -> Mapping[str, TableSpec]: ...
-    @property
-    def arrays(self) -> Mapping[str, DenseSpec]: ...
-    @property
-    def leading(self) -> Version | None: ...
-    @property
-    def num_failovers(self) -> int: ...
-    @property
-    def problems(self) -> Sequence[str]: ...
-    def newest(self) -> Version | None: ...
-    def await_version(self, known: Version, timeout_s: float = ...) -> Version: ...
-    def await_usable(self, known: Version, deadline: float) -> Version: ...
-    def read(
-        self,
-        ids: Mapping[str, NDArray[np.int64]],
-        arrays: Collection[str] = ...,
-        *,
-        version: Version | None = ...,
-        deadline: float | None = ...,
-    ) -> Reading: ...
-    def changed(self, version: Version, before: Version) -> Mapping[str, NDArray[np.int64]] | None: ...
-    def close(self) -> None: ...
-
-
 class Network(Protocol):
     """A network that was opened with the values of a version."""
 
@@ -140,7 +113,7 @@ class Predictor:
         model: Path or URL of a directory that `fleet.save_inference_model` wrote.
         pservers: For each shard in order `host:port` of the control plane of its read-only pserver, or of several with
             `|` between them; or one string with commas between shards. None to hold rows and dense values of the
-            newest snapshot in `model` in this process. Or a reader, which `close` closes.
+            snapshot in `model` that readers serve in this process. Or a reader, which `close` closes.
         cache_rows: Number of rows of each table that are kept, of the version that is used; 0 for none. It has no
             effect without pservers.
         engine: What computes the network: `paddle`, without oneDNN, or `onnxruntime` (extra `fleet-sparse[onnx]`).
@@ -274,7 +247,7 @@ class Predictor:
         with self._lock:
             self._stats = replace(self._stats, num_restarts=self._stats.num_restarts + 1)
         try:
-            self._adopt(gone, self._reader.await_usable(gone, deadline))
+            self._adopt(gone, self._reader.await_usable(gone, deadline), deadline)
         except ProtocolError as error:
             if error.code is not ErrorCode.VERSION_GONE:
                 raise
@@ -399,12 +372,12 @@ class Predictor:
         version = self._reader.newest()
         return self._reader.await_usable(NO_VERSION, deadline) if version is None else version
 
-    def _adopt(self, known: Version, version: Version) -> None:
+    def _adopt(self, known: Version, version: Version, deadline: float | None = None) -> None:
         """Adopts a version in place of `known`, unless another thread did; a network with its values is opened."""
         with self._adopting:
             if version == known or self._adopted.version != known:
                 return
-            network = self._network_of(version)
+            network = self._network_of(version, deadline)
             changed = None
             if self._cache is not None and known != NO_VERSION:
                 changed = self._reader.changed(version, known)
@@ -414,14 +387,15 @@ class Predictor:
                     self._cache.switch(version, changed)
                 self._stats = replace(self._stats, num_adopted=self._stats.num_adopted + 1, last_failure="")
         log = _log.info if version.number >= known.number else _log.warning
-        log("predicts with snapshot %d (%016x) in place of %d", version.number, version.checksum, known.number)
+        former = "" if known == NO_VERSION else f" in place of {known.number}"
+        log("predicts with snapshot %d (%016x)%s", version.number, version.checksum, former)
 
-    def _network_of(self, version: Version) -> Network:
+    def _network_of(self, version: Version, deadline: float | None) -> Network:
         """Opens the network with the dense values of a version, and computes once with it."""
         values = dict(self._values)
         for array in self._model.dense:
             try:
-                reading = self._reader.read({}, [array.array], version=version)
+                reading = self._reader.read({}, [array.array], version=version, deadline=deadline)
             except ProtocolError as error:
                 if error.code is not ErrorCode.NOT_READY:
                     raise
@@ -440,13 +414,21 @@ class Predictor:
         while not self._stopping.is_set():
             known = self._adopted.version
             try:
-                self._adopt(known, self._reader.await_version(known, _LOOK_S))
+                version = self._reader.await_version(known, _LOOK_S)
+                self._adopt(known, version)
+                if version == known:
+                    self._forget_failure()  # what failed is not there any more
                 self._note_lag()
             except Exception as error:
                 if self._stopping.is_set():
                     return
                 self._note_failure(error)
                 self._stopping.wait(_RETRY_S)
+
+    def _forget_failure(self) -> None:
+        if self._stats.last_failure:
+            with self._lock:
+                self._stats = replace(self._stats, last_failure="")
 
     def _note_failure(self, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"

@@ -128,6 +128,10 @@ class Replicas:
         asked = [each for each in attached if each.avoided_until <= now] or attached
         return bool(asked) and not any(version in each.versions for each in asked)
 
+    def is_silent(self, shard: int) -> bool:
+        """Returns whether no replica of the shard is attached that answered the last try in time."""
+        return all(each.num_faults for each in self._attached(shard))
+
     def missing_shard(self, version: Version | None = None) -> int | None:
         """Returns the first shard without a replica that is attached, or has a version; None if all have one."""
         for shard in self._of_shard:
@@ -241,8 +245,9 @@ class Tries:
 
     @property
     def pending_shard(self) -> int:
-        """The shard of a frame that is not answered."""
-        return self._shards[next(iter(self._pending))]
+        """The shard of a frame that is not answered, one that is silent before others, which had no time to answer."""
+        shards = [self._shards[frame] for frame in self._pending]
+        return next(filter(self._replicas.is_silent, shards), shards[0])
 
     def is_gone(self, now: float) -> bool:
         """Returns whether a frame is not worth further tries: sound replicas of its shard lack the version.

@@ -1,4 +1,4 @@
-"""RowCache: rows of one version that were read before, at most so many for each table."""
+"""RowCache: rows of one version that were read before, a limited number for each table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SeriesReader: reads rows and dense values inside the process, of the newest snapshot of a series that grows."""
+"""SeriesReader: reads rows and dense values inside the process, of the snapshot of a series that readers serve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleet_sparse.snapshot.reader import open_content
 from fleet_sparse.snapshot.store import SnapshotStore
 
 from .local_reader import LocalReader
-from .pserver_reader import Reading, differences_of_reads
+from .row_reader import Reading, differences_of_reads
 
 _LOOK_S, _REMOTE_LOOK_S = 0.1, 1.0  # between two looks at a directory on this machine, and at one of a URL
 _AWAIT_S = 20.0
@@ -28,7 +28,7 @@ _AWAIT_S = 20.0
 class SeriesReader:
     """Answers as a `PserverReader`, from memory. Safe to use from several threads.
 
-    A newer snapshot is read whole, beside the one that is held; both are held until the caller asks for the version
+    A newer snapshot is read whole while the older one is used; both are held until the caller asks for the version
     that follows the newer one.
 
     Args:
@@ -38,7 +38,7 @@ class SeriesReader:
     Attributes:
         tables: Specs of these tables, by name.
         arrays: Specs of the dense arrays, by name.
-        leading: The newest version that was found.
+        leading: The version that was found last, held or not.
         num_failovers: 0.
         problems: None.
 
@@ -123,9 +123,9 @@ class SeriesReader:
         if name is None:
             raise SnapshotError(f"{self._store}: it has no snapshot any more; snapshot {known.number} is still used")
         version = version_of(self._store.manifest(name))
+        self.leading = version
         if version == known:
             return
-        self.leading = version
         self._held = {known: self._newest}
         reader = self._opened(name)
         self._check_same(name, reader)

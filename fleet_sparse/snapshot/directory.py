@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import re
+import secrets
 import stat
 import weakref
 from collections.abc import Iterator
@@ -291,12 +292,16 @@ class LocalDirectory:
             file.finish()
 
     def replace(self, name: str, content: bytes) -> None:
-        draft = f".{_checked(name)}.draft"
-        self.remove_file(draft)
+        draft = f".{_checked(name)}.{secrets.token_hex(8)}.draft"  # another process may replace the file too
         self.put(draft, content)
-        with _explained(str(self._path / name), "written"), self._opened() as directory:
-            os.rename(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
-            os.fsync(directory)
+        try:
+            with _explained(str(self._path / name), "written"), self._opened() as directory:
+                os.rename(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+                os.fsync(directory)
+        except BaseException:
+            with suppress(OSError):
+                self.remove_file(draft)
+            raise
 
     def open(self, name: str) -> InputFile:
         path = self._path / _checked(name)

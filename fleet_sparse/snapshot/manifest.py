@@ -28,6 +28,8 @@ VERSIONS = (2, 3, 4)
 FORMAT = "fleet_sparse snapshot"
 MAX_BYTES = 64 << 20
 """Largest size of a manifest, written or read."""
+MAX_WORKERS = 65_536
+"""Largest number of workers of a snapshot, and of clients of a file: that of the workers of a job."""
 FULL, DELTA = "full", "delta"
 
 _SAVE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -282,6 +284,9 @@ def _base_fault(manifest: Manifest) -> str | None:
 def _repeats_fault(manifest: Manifest) -> str | None:
     if len(set(manifest.tables)) != len(manifest.tables):
         return "a table is named twice"
+    num_clients = max((len(file.clients) for file in manifest.files), default=0)
+    if max(num_clients, len(manifest.workers)) > MAX_WORKERS:
+        return f"it has {len(manifest.workers)} workers and {num_clients} clients of a file, at most {MAX_WORKERS} each"
     workers = [position.worker for position in manifest.workers]
     if any(a >= b for a, b in pairwise(workers)):
         return f"it has workers {workers}, should be ascending"

@@ -15,7 +15,10 @@ from fleet_sparse.errors import (
     DatasetError,
     ErrorCode,
     FleetSparseError,
+    Forbidden,
     InstallError,
+    LogCorrupt,
+    LogFull,
     PlanError,
     ProtocolError,
     PushRefused,
@@ -42,6 +45,7 @@ METHODS: dict[str, tuple[type[Message], type[Message]]] = {
     "AwaitSave": (messages.AwaitSaveRequest, messages.AwaitSaveReply),
     "BeginSave": (messages.BeginSaveRequest, messages.BeginSaveReply),
     "ReportPosition": (messages.ReportPositionRequest, messages.ReportPositionReply),
+    "ReportProgress": (messages.ReportProgressRequest, messages.ReportProgressReply),
     "WriteSave": (messages.WriteSaveRequest, messages.ShardFile),
     "FinishSave": (messages.FinishSaveRequest, messages.FinishSaveReply),
     "EndSave": (messages.EndSaveRequest, messages.EndSaveReply),
@@ -85,8 +89,11 @@ _STATUS_OF: dict[type[FleetSparseError], str] = {
     ShardUnavailable: "ABORTED",  # gRPC itself reports UNAVAILABLE if nobody listens; that one is retried
     WorkerLost: "ABORTED",
     PushRefused: "INVALID_ARGUMENT",
+    Forbidden: "PERMISSION_DENIED",
     DatasetError: "INVALID_ARGUMENT",
     ProtocolError: "INVALID_ARGUMENT",
+    LogFull: "RESOURCE_EXHAUSTED",
+    LogCorrupt: "DATA_LOSS",
     SnapshotError: "FAILED_PRECONDITION",
     SnapshotCorrupt: "DATA_LOSS",
 }
@@ -94,8 +101,10 @@ _CLASS_OF = {kind.__name__: kind for kind in _STATUS_OF}
 _ATTRIBUTES_OF: dict[type[FleetSparseError], tuple[tuple[str, type], ...]] = {
     ShardUnavailable: (("shard", int), ("endpoint", str)),
     WorkerLost: (("worker_index", int),),
+    Forbidden: (("role", str), ("what", str)),
     DatasetError: (("path", str), ("line_number", int), ("slot", str)),
     ProtocolError: (("code", ErrorCode),),
+    LogCorrupt: (("path", str), ("offset", int)),
     SnapshotCorrupt: (("path", str), ("offset", int)),
 }
 

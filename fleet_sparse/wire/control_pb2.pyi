@@ -66,7 +66,7 @@ class Launch(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., machine: _Optional[str] = ..., launcher: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq")
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers", "progress", "acks_precede_durability")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,10 @@ class RegisterReply(_message.Message):
     IS_SUPERVISED_FIELD_NUMBER: _ClassVar[int]
     IS_RESTART_FIELD_NUMBER: _ClassVar[int]
     RESTORED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    HAS_LOG_FIELD_NUMBER: _ClassVar[int]
+    OPEN_BARRIERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ACKS_PRECEDE_DURABILITY_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     shard: int
     num_shards: int
@@ -93,7 +97,11 @@ class RegisterReply(_message.Message):
     is_supervised: bool
     is_restart: bool
     restored_seq: int
-    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ...) -> None: ...
+    has_log: bool
+    open_barriers: _containers.RepeatedScalarFieldContainer[str]
+    progress: WorkerPosition
+    acks_precede_durability: bool
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ..., progress: _Optional[_Union[WorkerPosition, _Mapping]] = ..., acks_precede_durability: bool = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec", "num_rejected_ids")
@@ -202,18 +210,20 @@ class AwaitSaveReply(_message.Message):
     def __init__(self, save_id: _Optional[str] = ...) -> None: ...
 
 class BeginSaveRequest(_message.Message):
-    __slots__ = ("plan", "tables", "position", "ends_day", "left_out")
+    __slots__ = ("plan", "tables", "position", "ends_day", "left_out", "client_id")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     ENDS_DAY_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     plan: SavePlan
     tables: _containers.RepeatedScalarFieldContainer[str]
     position: WorkerPosition
     ends_day: bool
     left_out: _containers.RepeatedCompositeFieldContainer[LeftOut]
-    def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., tables: _Optional[_Iterable[str]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., ends_day: bool = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ...) -> None: ...
+    client_id: bytes
+    def __init__(self, plan: _Optional[_Union[SavePlan, _Mapping]] = ..., tables: _Optional[_Iterable[str]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., ends_day: bool = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ..., client_id: _Optional[bytes] = ...) -> None: ...
 
 class LeftOut(_message.Message):
     __slots__ = ("table", "criteria")
@@ -240,14 +250,28 @@ class WorkerPosition(_message.Message):
     def __init__(self, worker_index: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
 
 class ReportPositionRequest(_message.Message):
-    __slots__ = ("save_id", "positions")
+    __slots__ = ("save_id", "positions", "client_id")
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     save_id: str
     positions: _containers.RepeatedCompositeFieldContainer[WorkerPosition]
-    def __init__(self, save_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[WorkerPosition, _Mapping]]] = ...) -> None: ...
+    client_id: bytes
+    def __init__(self, save_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[WorkerPosition, _Mapping]]] = ..., client_id: _Optional[bytes] = ...) -> None: ...
 
 class ReportPositionReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportProgressRequest(_message.Message):
+    __slots__ = ("position", "client_id")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    position: WorkerPosition
+    client_id: bytes
+    def __init__(self, position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., client_id: _Optional[bytes] = ...) -> None: ...
+
+class ReportProgressReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -320,28 +344,34 @@ class EndSaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class StageLoadRequest(_message.Message):
-    __slots__ = ("dirname", "load_id", "tables")
+    __slots__ = ("dirname", "load_id", "tables", "missing_ok")
     DIRNAME_FIELD_NUMBER: _ClassVar[int]
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_OK_FIELD_NUMBER: _ClassVar[int]
     dirname: str
     load_id: str
     tables: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, dirname: _Optional[str] = ..., load_id: _Optional[str] = ..., tables: _Optional[_Iterable[str]] = ...) -> None: ...
+    missing_ok: bool
+    def __init__(self, dirname: _Optional[str] = ..., load_id: _Optional[str] = ..., tables: _Optional[_Iterable[str]] = ..., missing_ok: bool = ...) -> None: ...
 
 class StageLoadReply(_message.Message):
-    __slots__ = ("num_rows",)
+    __slots__ = ("num_rows", "is_missing")
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    IS_MISSING_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
-    def __init__(self, num_rows: _Optional[int] = ...) -> None: ...
+    is_missing: bool
+    def __init__(self, num_rows: _Optional[int] = ..., is_missing: bool = ...) -> None: ...
 
 class FinishLoadRequest(_message.Message):
-    __slots__ = ("load_id", "keep")
+    __slots__ = ("load_id", "keep", "resumes")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
     load_id: str
     keep: bool
-    def __init__(self, load_id: _Optional[str] = ..., keep: bool = ...) -> None: ...
+    resumes: bool
+    def __init__(self, load_id: _Optional[str] = ..., keep: bool = ..., resumes: bool = ...) -> None: ...
 
 class FinishLoadReply(_message.Message):
     __slots__ = ("tables",)

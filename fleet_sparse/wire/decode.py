@@ -168,11 +168,15 @@ def decode(parts: Sequence[Buffer], *, max_bytes: int) -> Frame:
     error: FrameError | None = None
     if op is Op.ERROR or table_end != head_bytes or num_blocks > MAX_BLOCKS:
         error = _decode_error(op, num_blocks, head)  # all others are faults
-    return Frame(header, _decode_blocks(op, head[HEADER_BYTES:table_end], parts, sizes, max_bytes), error)
+    return Frame(header, decode_blocks(op, head[HEADER_BYTES:table_end], parts, sizes, max_bytes), error)
 
 
-def _decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequence[int], max_bytes: int) -> list[Block]:
-    """Returns the blocks of a block table, whose columns are all parts but the first; parts have these sizes."""
+def decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequence[int], max_bytes: int) -> list[Block]:
+    """Returns the blocks of a block table, whose columns are all parts but the first; parts have these sizes.
+
+    Raises:
+        ProtocolError: The table is not one of such an op, or does not fit the parts.
+    """
     blocks: list[Block] = []
     index, next_part, reply_bytes = -1, 1, HEADER_BYTES
     for key, count, shape, learning_rate, optimizer_step, gradient_scale, offset in _BLOCK.iter_unpack(table):

@@ -125,8 +125,8 @@ class Header(msgspec.Struct):
     """Sender, receiver and position of a frame; `docs/protocol.md` says what each field is for.
 
     In a reply `push_seq` is the newest applied push of this client and `step` the newest step that is complete on the
-    shard. To and from a read-only pserver, `step` is a version. `client_epoch`, and `push_floor` of a reply, are
-    reserved: they are sent and nothing interprets them.
+    shard. To and from a read-only pserver, `step` is a version. `push_floor` of a reply is the newest durable
+    push of this client. `client_epoch` is reserved: it is sent and nothing interprets it.
     """
 
     op: Op

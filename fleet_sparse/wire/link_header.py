@@ -14,6 +14,7 @@ from .frame_format import (
     CHECKSUM_OFFSET,
     HEADER,
     HEADER_BYTES,
+    HEADER_OFFSETS,
     MAGIC,
     PROTOCOL_VERSION,
     Buffer,
@@ -26,12 +27,19 @@ from .frame_format import (
 _OP_OFFSET, _ADDRESS_OFFSET, _COUNTS_OFFSET = 8, 16, 60
 _OP = struct.Struct("<4H")  # op, flags, part, num_parts
 _COUNTS = struct.Struct("<I4Q2IQ")  # num_blocks to column_bytes
-_REPLY = struct.Struct("<8s2H4x44sI2Q8xQ2I3Q")  # part, num_parts and the reserved push_floor are skipped
+_REPLY = struct.Struct("<8s2H4x44sI2Q8xQ2I3Q")  # part, num_parts and push_floor are skipped
+_PUSH_FLOOR = struct.Struct("<Q")
 _ROWS, _ACK = int(Op.ROWS), int(Op.ACK)
 
 
 PlainReply = tuple[bool, int, int, int, int, int]
 """The head of a reply: True for a ROWS frame, False for an ACK; request_id, push_seq, step, column_bytes, checksum."""
+
+
+def durable_push_of(head: Buffer) -> int:
+    """Returns the `push_floor` of the head of a reply: the newest push of its client that is durable."""
+    seq: int = _PUSH_FLOOR.unpack_from(head, HEADER_OFFSETS["push_floor"])[0]
+    return seq
 
 
 class LinkHeader:

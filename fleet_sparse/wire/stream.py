@@ -30,8 +30,8 @@ SOCKET_BUFFER_BYTES = 4 << 20
 
 _HEAD = struct.Struct("<4sIQ")
 _PADDING = [bytes(-num_bytes % 8) for num_bytes in range(8)]
-# One read receives any number of small messages, or the beginning of a large one.
-_READ_BYTES = 16 << 10
+READ_BYTES = 16 << 10
+"""One read receives any number of small messages, or the beginning of a large one."""
 # A large message needs two reads: its beginning and the rest.
 _MAX_READS = 2
 # Memory of frames up to this size is reused; at most this number of each size is kept.
@@ -130,7 +130,7 @@ class FrameReader:
         self._max_bytes = max_bytes
         self._memory = memory
         self._place = place
-        self._buffer = (np.empty(_READ_BYTES, np.uint8) if buffer is None else buffer).data.cast("B")
+        self._buffer = (np.empty(READ_BYTES, np.uint8) if buffer is None else buffer).data.cast("B")
         self.begin = self.end = 0
         self.missing: list[memoryview] = []
         self._large: memoryview | None = None  # a message larger than the buffer, without its head
@@ -156,7 +156,7 @@ class FrameReader:
         if placed:
             self.num_messages += 1
             self._placed = [*placed]
-            self.missing = _without(_with_padding(placed[1:]), num_received)
+            self.missing = without(_with_padding(placed[1:]), num_received)
 
     def receive(self, source: socket.socket) -> list[Buffer] | None:
         """Returns the parts of the next frame, reading at most twice; None if that is not enough.
@@ -203,7 +203,7 @@ class FrameReader:
                 self.missing = [missing[0][num_bytes:]] if num_bytes < len(missing[0]) else []
             else:
                 num_bytes = source.recvmsg_into(missing)[0]
-                self.missing = _without(missing, num_bytes)
+                self.missing = without(missing, num_bytes)
             self.may_have_more = False  # what is behind it keeps the stream readable
         else:
             if self.begin:
@@ -211,7 +211,7 @@ class FrameReader:
                 self.begin, self.end = 0, self.end - self.begin
             num_bytes = source.recv_into(self._buffer[self.end :])
             self.end += num_bytes
-            self.may_have_more = self.end == _READ_BYTES
+            self.may_have_more = self.end == READ_BYTES
         self.num_bytes += num_bytes
         return num_bytes
 
@@ -262,7 +262,7 @@ class FrameReader:
                 self.begin = end
                 if num_parts:
                     return Message(self._buffer[begin:end], num_parts, True)
-            elif _HEAD.size + num_bytes > _READ_BYTES and not (
+            elif _HEAD.size + num_bytes > READ_BYTES and not (
                 self._place is not None and self._waits_for_head(begin, num_parts)
             ):
                 self.waits_for_room = self._room is not None and not self._room.take(num_bytes)
@@ -436,14 +436,14 @@ class FrameWriter:
         finally:
             if sent < num_bytes:
                 self._append(message, num_bytes - sent)
-                self._rest = _without(message, sent) if sent else []
+                self._rest = without(message, sent) if sent else []
         return sent == num_bytes
 
     def put_rest(self, parts: Sequence[Buffer], num_sent: int) -> None:
         """Appends a frame of whose message the first bytes were sent already, while none waits."""
         message, num_bytes = _message_of(parts)
         self._append(message, num_bytes - num_sent)
-        self._rest = _without(message, num_sent) if num_sent else []
+        self._rest = without(message, num_sent) if num_sent else []
 
     def write(self, target: socket.socket) -> bool:
         """Sends what the socket accepts. Returns whether that is everything.
@@ -460,7 +460,7 @@ class FrameWriter:
             self.num_bytes -= sent
             is_full = sent < sum(map(len, buffers))
             is_last = len(buffers) < _MAX_BUFFERS or len(self._rest or self._messages[0]) == _MAX_BUFFERS
-            self._rest = [] if is_last and not is_full else _without(self._rest or self._messages[0], sent)
+            self._rest = [] if is_last and not is_full else without(self._rest or self._messages[0], sent)
             if not self._rest:
                 self._messages.popleft()
                 self.num_waiting -= 1
@@ -502,7 +502,7 @@ def _message_of(parts: Sequence[Buffer]) -> tuple[list[Buffer], int]:
     return message, _HEAD.size + num_bytes
 
 
-def _without(buffers: list[_View], sent: int) -> list[_View]:
+def without(buffers: list[_View], sent: int) -> list[_View]:
     """Returns the buffers without their first `sent` bytes."""
     for index, buffer in enumerate(buffers):
         if sent < len(buffer):
@@ -549,7 +549,9 @@ class Connection:
     ) -> None:
         self.socket = stream
         self.number = stream.fileno()
-        self.reader = FrameReader(max_bytes, memory, place, buffer, room)
+        # One of TLS has a reader of its own.
+        reader_type: type[FrameReader] = getattr(stream, "reader_type", FrameReader)
+        self.reader = reader_type(max_bytes, memory, place, buffer, room)
         self.receive = partial(self.reader.receive, stream)
         self.receive_message = partial(self.reader.receive_message, stream)
         self._on_events = on_events
@@ -616,12 +618,13 @@ def socket_to(endpoint: str) -> tuple[socket.socket, Any]:
     raise SettingError(f"stream endpoint {endpoint!r}: should be unix:<name> or tcp:<host>:<port>")
 
 
-def set_up(stream: socket.socket, buffer_bytes: int) -> None:
+def set_up(stream: socket.socket, buffer_bytes: int, *, gone_after_s: float | None = None) -> None:
     """Makes a socket non-blocking, without delay of small messages.
 
     Args:
         stream: A socket, connected or not.
         buffer_bytes: Buffer size of a Unix socket; the kernel sizes those of TCP.
+        gone_after_s: Seconds after which a TCP connection ends whose peer takes nothing of what was sent to it.
     """
     stream.setblocking(False)
     if stream.family is socket.AF_UNIX:
@@ -632,6 +635,8 @@ def set_up(stream: socket.socket, buffer_bytes: int) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+        if gone_after_s is not None:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * gone_after_s))
 
 
 def is_trusted(stream: socket.socket) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from fleet_sparse.errors import PlanError, WorkerLost
+
+from ..log.control_state import BarrierOpening
 
 LAST_BARRIER = "stop_worker"
 """The barrier of workers that have finished: they come to no other one, and may end without notice once they passed."""
@@ -34,12 +35,13 @@ class Passages:
         """Returns whether the worker has passed a barrier with this sequence, or a later one."""
         return sequence <= self.sequences.get(name, 0)
 
-
-class Opening(NamedTuple):
-    """A barrier that opened, and the workers that waited there."""
-
-    name: str
-    workers: list[int]
+    def add(self, opening: BarrierOpening, worker_index: int) -> None:
+        """The worker has passed a barrier that opened."""
+        self.sequences[opening.name] = opening.passed[worker_index]
+        if opening.is_alone is not None:
+            self.alone[opening.name] = opening.is_alone
+        if opening.contributions:
+            self.gathered[opening.name] = opening.contributions
 
 
 @dataclass(slots=True)
@@ -57,9 +59,6 @@ class Barriers:
     Args:
         unseen_after_s: Seconds that a barrier waits, from its first arrival on, for a worker that never registered.
         registered: Indices of the registered workers, kept up to date by the caller.
-
-    Attributes:
-        num_opened: Number of barriers that have opened.
     """
 
     def __init__(self, unseen_after_s: float, registered: Container[int]) -> None:
@@ -69,7 +68,6 @@ class Barriers:
         self._barriers: dict[str, _Barrier] = {}  # by name
         self._num_waits: Counter[int] = Counter()  # by worker, of barriers at which it waits
         self._opened_once: set[str] = set()
-        self.num_opened = 0
 
     def begin_job(self, num_workers: int) -> None:
         """Sets the number of workers, and closes the barriers that stayed open."""
@@ -84,6 +82,11 @@ class Barriers:
     def keep_open(self, names: Iterable[str]) -> None:
         """These barriers have opened for the rest of the job."""
         self._opened_once.update(names)
+
+    @property
+    def open_names(self) -> frozenset[str]:
+        """Names of the barriers that have opened for the rest of the job."""
+        return frozenset(self._opened_once)
 
     def stays_open(self, name: str) -> bool:
         """Returns whether a barrier has opened for the rest of the job."""
@@ -100,7 +103,7 @@ class Barriers:
         once: bool,
         alone: bool,
         contribution: Contribution,
-    ) -> Opening | None:
+    ) -> BarrierOpening | None:
         """A worker waits at a barrier, as of `Membership.arrive`; it has not passed with this sequence yet.
 
         Returns:
@@ -126,7 +129,7 @@ class Barriers:
             return opening
         if once:
             self._opened_once.add(name)
-        return self._open(name)
+        return self._open(name, once=once)
 
     def withdraw(self, name: str, sequence: int, worker_index: int) -> None:
         """A worker does not wait at a barrier with this sequence any more."""
@@ -144,21 +147,22 @@ class Barriers:
         unseen = {self._unseen_at(barrier, now) for barrier in self._barriers.values()}
         return sorted(index for index in unseen if index is not None)
 
-    def _open(self, name: str) -> Opening:
-        self.num_opened += 1
+    def _open(self, name: str, *, once: bool = False) -> BarrierOpening:
         barrier = self._barriers.pop(name)
         gathered = tuple(barrier.contributions.get(index, ()) for index in sorted(barrier.waiting))
-        for index, sequence in barrier.waiting.items():
+        opening = BarrierOpening(
+            name,
+            barrier.waiting,
+            once,
+            len(barrier.waiting) < self._num_workers if barrier.opens_alone else None,
+            gathered if barrier.contributions else (),
+        )
+        for index in opening.passed:
             self._end_wait(index)
-            passages = barrier.passages[index]
-            passages.sequences[name] = sequence
-            if barrier.opens_alone:
-                passages.alone[name] = len(barrier.waiting) < self._num_workers
-            if barrier.contributions:
-                passages.gathered[name] = gathered
-        return Opening(name, [*barrier.waiting])
+            barrier.passages[index].add(opening, index)
+        return opening
 
-    def _open_alone(self) -> Opening | None:
+    def _open_alone(self) -> BarrierOpening | None:
         """Opens a barrier that needs no more workers than those that are there, if all workers wait."""
         if len(self._num_waits) < self._num_workers:
             return None

@@ -12,12 +12,15 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from fleet_sparse.control_socket import ControlSocket
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
 
 from ..endpoints import cannot_bind
+from ..permissions import check_call
 from ..throttled_log import ThrottledLog
 
 _log = logging.getLogger(__name__)
@@ -69,7 +72,8 @@ class ControlPlane:
     """Serves a `CallService` from construction to `close`.
 
     Args:
-        address: `host:port` to bind; port 0 lets the system choose.
+        address: `host:port` to bind; port 0 lets the system choose. With a host that only this machine reaches it is a
+            Unix socket that is bound, and the port is reserved, if `credentials` say so.
         service: Answers the calls, inside the event loop.
         settings: `heartbeat_s` and `worker_lost_s` are the interval and the deadline of heartbeats on connections.
         credentials: Credentials of this process.
@@ -92,10 +96,11 @@ class ControlPlane:
         self._thread.start()
         self._watcher: asyncio.Task[None]
         self._server: grpc.aio.Server
+        self._socket: ControlSocket | None = None
         try:
             self.port = self._run(self._start(address))
         except BaseException:
-            self._end_loop()
+            self._end()
             raise
 
     def close(self) -> None:
@@ -103,7 +108,7 @@ class ControlPlane:
         if self._loop.is_closed():
             return
         self._run(self._stop())
-        self._end_loop()
+        self._end()
 
     async def _start(self, address: str) -> int:
         self._server = grpc.aio.server(options=[*_OPTIONS, *_connections(self._settings)])
@@ -113,12 +118,14 @@ class ControlPlane:
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
-            port = self._credentials.add_grpc_port(self._server, address)
-        except RuntimeError as error:
+            self._socket = self._credentials.control_socket(Address.parse(address))
+            bound = address if self._socket is None else f"unix:{self._socket.path}"
+            port = self._credentials.add_grpc_port(self._server, bound)
+        except (OSError, RuntimeError) as error:
             raise cannot_bind(address, error) from error
         await self._server.start()
         self._watcher = asyncio.create_task(self._service.watch_workers())
-        return port
+        return port if self._socket is None else self._socket.port
 
     async def _stop(self) -> None:
         self._service.close()
@@ -129,6 +136,7 @@ class ControlPlane:
     def _handler(self, name: str) -> Callable[[Message, Any], Any]:
         async def handle(request: Message, context: Any) -> Message:
             try:
+                check_call(self._credentials.role_of(context), name, request)
                 return await self._service.call(name, request)
             except Exception as error:
                 if not isinstance(error, FleetSparseError):
@@ -144,10 +152,12 @@ class ControlPlane:
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    def _end_loop(self) -> None:
+    def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        if self._socket is not None:
+            self._socket.close()
 
 
 def _connections(settings: Settings) -> list[tuple[str, int]]:

@@ -13,11 +13,14 @@ from typing import Any
 
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
+from ..log.lineage import LineageChange, Lineages
 from .background import in_thread, task_of
-from .lineage import Lineages
+from .checkpoints import Checkpoints
 from .root import resolve_under
 from .snapshot_loader import Loaded, load
 
@@ -58,6 +61,11 @@ class LoadService:
         root: Directory or URL under which snapshots lie.
         lineages: Snapshots of the job; loaded ones are added.
         on_snapshot: Called with the name of each snapshot that replaced the whole shard.
+        checkpoints: Checkpoints of the log, which has one of a loaded snapshot before its load is answered.
+        on_resumed: Called with the manifest of each snapshot from which the job continues.
+
+    Attributes:
+        num_kept: Number of loads into the running job that replaced the shard.
     """
 
     def __init__(
@@ -69,6 +77,8 @@ class LoadService:
         root: str,
         lineages: Lineages,
         on_snapshot: Callable[[str], None],
+        checkpoints: Checkpoints,
+        on_resumed: Callable[[Manifest], None],
     ) -> None:
         self._shard = shard
         self._on_data_thread = on_data_thread
@@ -76,14 +86,11 @@ class LoadService:
         self._root = root
         self._lineages = lineages
         self._on_snapshot = on_snapshot
+        self._checkpoints = checkpoints
+        self._on_resumed = on_resumed
         self._staged: _Staged | None = None
         self._kept: dict[str, list[messages.TableState]] = {}  # the newest load that was kept, by id
-        self._num_kept = 0
-
-    @property
-    def num_kept(self) -> int:
-        """Number of loads into the running job that replaced the shard."""
-        return self._num_kept
+        self.num_kept = 0
 
     def give_up(self) -> None:
         """Discards what is staged: a worker is lost, or was started again."""
@@ -102,6 +109,8 @@ class LoadService:
             await self._drop(staged)
         if staged is None:
             directory = resolve_under(self._root, request.dirname)
+            if request.missing_ok and await in_thread(SnapshotStore(directory).newest_with) is None:
+                return messages.StageLoadReply(is_missing=True)
             staged = self._staged = _Staged(request.load_id, tuple(request.tables), self._shard.clone_empty())
             staged.filled = task_of(self._fill(staged, directory))
         assert staged.filled is not None
@@ -137,20 +146,24 @@ class LoadService:
             if staged is None or staged.dropped is not None or staged.filled is None or not staged.filled.done():
                 raise SnapshotError(f"load {request.load_id}: nothing is staged under this id. Load again")
             if staged.swapped is None:
-                staged.swapped = task_of(self._swap(staged))
+                staged.swapped = task_of(self._swap(staged, resumes=request.resumes))
             await asyncio.shield(staged.swapped)
         return messages.FinishLoadReply(tables=self._kept[request.load_id])
 
-    async def _swap(self, staged: _Staged) -> None:
+    async def _swap(self, staged: _Staged, *, resumes: bool) -> None:
         try:
-            states = await self._on_data_thread(partial(self._swap_in, staged.shard))
+            async with self._checkpoints.held():
+                states = await self._on_data_thread(partial(self._swap_in, staged.shard))
+            await self._checkpoints.write()
             if staged.filled is not None:
                 loaded = staged.filled.result()
-                self._lineages[loaded.series].add_loaded(loaded.manifest.number)
+                self._lineages.add(LineageChange(loaded.series, loaded=loaded.manifest.number))
                 if loaded.manifest.is_complete and not staged.tables:
                     self._on_snapshot(f"{loaded.series}/{loaded.manifest.name}")
+                if resumes:
+                    self._on_resumed(loaded.manifest)
             self._kept = {staged.load_id: states}
-            self._num_kept += 1
+            self.num_kept += 1
         finally:
             await self._close(staged)
 

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.errors import SettingError, WorkerLost
 from fleet_sparse.launch import Launch
 
+from ..log.control_state import BarrierOpening, ControlState
 from .barriers import LAST_BARRIER, Barriers, Contribution, Passages
 
 MAX_WORKERS = 65_536
@@ -53,6 +54,14 @@ class Joined(NamedTuple):
     """True if the client is new and no other worker is present."""
 
 
+class WorkerProgress(NamedTuple):
+    """How far a worker is, as it reported last."""
+
+    step: int
+    position: str
+    """That of its loader, JSON; empty if it is not known."""
+
+
 @dataclass(slots=True)
 class _Worker:
     client_id: bytes
@@ -64,6 +73,7 @@ class _Worker:
     why_lost: str = ""
     is_refused: bool = False
     passages: Passages = field(default_factory=Passages)
+    progress: WorkerProgress | None = None
 
 
 class Membership:
@@ -71,7 +81,7 @@ class Membership:
 
     A worker is *present* from its registration on, as long as its connection is open. It is *lost* if its connection
     broke and did not come back: in a mode with steps after `RECONNECT_S`, else after `lost_after_s`, because it may be
-    started again there.
+    started again there. A worker of a log is *expected* until it registers again, or is lost after `lost_after_s`.
 
     Args:
         lost_after_s: Seconds after which a worker is lost whose connection ended, or never began.
@@ -88,11 +98,34 @@ class Membership:
         self._workers: dict[int, _Worker] = {}  # registered and not finished
         self._finished: dict[int, _Worker] = {}
         self._present: set[int] = set()
+        self._expected: set[int] = set()
         self._lost: set[int] = set()
         self._modes: Counter[Mode] = Counter()  # of workers that are not lost
         self._index_of: dict[bytes, int] = {}  # worker of a client, as registered last
         self._connections: Counter[bytes] = Counter()  # open ones by client
+        self._ended: set[bytes] = set()  # clients of the job before
+        self._ended_by = 0  # the worker that began the present one
         self._barriers = Barriers(unseen_after_s, self._workers)
+        self._opening: BarrierOpening | None = None  # of the last call of `arrive`
+
+    def restore(self, state: ControlState, now: float) -> None:
+        """Continues with the workers of a log, which are expected."""
+        for index, worker in state.workers.items():
+            self._job_id, self._num_workers, self._launch = worker.job_id, worker.num_workers, Launch(*worker.launch)
+            restored = self._workers[index] = _Worker(worker.client_id, worker.client_epoch, None, now)
+            self._set_mode(restored, None if worker.mode is None else parse_mode(worker.mode))
+            self._index_of[worker.client_id] = index
+            self._expected.add(index)
+        for index, progress in state.progress.items():
+            self._workers[index].progress = WorkerProgress(progress.step, progress.position)
+        self._ended, self._ended_by = set(state.ended), state.ended_by
+        self._barriers.begin_job(self._num_workers)
+        self._barriers.keep_open(each.name for each in state.openings if each.once)
+        for opening in state.openings:
+            for index in opening.passed:
+                self._workers[index].passages.add(opening, index)
+        for index in {index for each in state.openings if each.name == LAST_BARRIER for index in each.passed}:
+            self._finish(index)
 
     @property
     def job_id(self) -> int:
@@ -129,6 +162,7 @@ class Membership:
     def _return(self, index: int) -> None:
         worker = self._workers[index]
         worker.away_since, worker.has_attended = None, True
+        self._expected.discard(index)
         if not worker.is_refused:
             self._forget_loss(index)
             self._present.add(index)
@@ -150,13 +184,15 @@ class Membership:
         self.check_launch(where, registrant.launch)
         holder = self._workers.get(index)
         is_holder = holder is not None and holder.client_id == registrant.client_id
-        if not self._has_others(index) and (index not in self._present or is_holder):
+        if not self._has_others(registrant) and (index not in self._present or is_holder):
             return  # it may begin a job
         if conflict := self._launch.conflict(registrant.launch):
             raise SettingError(
                 f"{where}: {conflict}, and workers of that job are connected. Give this job ports of its own; if both "
                 "are one job, set FLEET_SPARSE_JOB_ID to the same value on all its processes"
             )
+        if index not in self._present and self._ends_job(registrant):
+            return  # it begins the next one
         if registrant.job_id not in (0, self._job_id):
             raise SettingError(
                 f"{where}: it belongs to job {registrant.job_id:016x}, worker {min(self._present)} that is connected "
@@ -172,6 +208,18 @@ class Membership:
                 f"{where}: another process is {where} here and is connected. If it belongs to another job, give this "
                 "job ports of its own"
             )
+
+    def is_taken(self, registrant: Registrant) -> bool:
+        """Returns whether another process of the same job is that worker and is present."""
+        index, holder = registrant.worker_index, self._workers.get(registrant.worker_index)
+        return (
+            holder is not None
+            and index in self._present
+            and holder.client_id != registrant.client_id
+            and registrant.job_id in (0, self._job_id)
+            and registrant.num_workers == self._num_workers
+            and not self._launch.conflict(registrant.launch)
+        )
 
     def check_launch(self, where: str, launch: Launch) -> None:
         """Checks that a process may belong to the job of this pserver.
@@ -210,40 +258,71 @@ class Membership:
     def register(self, registrant: Registrant, now: float) -> Joined:
         """Registers a worker.
 
-        A new client has passed no barrier. If no other worker is present it begins a job, and the workers of the one
-        before are forgotten.
+        A new client has passed no barrier. It begins a job, and the workers of the one before are forgotten, if no
+        other worker is present, nor expected if it may be of their job; or if it takes the place of one in a job with
+        steps, which cannot be completed then. It continues where the worker was whose place it takes, in the same job
+        or as one that was alone, too.
 
         Raises:
             SettingError: As `check` and `check_mode`.
         """
         self.check(registrant)
         index, client_id = registrant.worker_index, registrant.client_id
-        worker = self._workers.get(index)
         newest = (client_id, registrant.client_epoch)
+        finished = self._finished.get(index)
+        if finished is not None and (finished.client_id, finished.client_epoch) == newest:
+            return Joined(self._job_id, is_new=False, begins_job=False)  # it repeats its last call after a restart
+        worker = self._workers.get(index)
         is_known = worker is not None and (worker.client_id, worker.client_epoch) == newest
-        begins_job = not is_known and not self._has_others(index)
+        begins_job = not is_known and (not self._has_others(registrant) or self._ends_job(registrant))
+        is_same_alone = self._num_workers == registrant.num_workers == 1 and self._launch == registrant.launch
         if begins_job:
             self._begin_job(registrant)
         self.check_mode(registrant)
         if worker is None or not is_known:
+            progress = worker.progress if worker is not None and (is_same_alone or not begins_job) else None
             self._remove(index)
-            worker = self._workers[index] = _Worker(client_id, registrant.client_epoch, None, now)
+            worker = self._workers[index] = _Worker(client_id, registrant.client_epoch, None, now, progress=progress)
             self._index_of[client_id] = index
             self._finished.pop(index, None)
+            self._ended.discard(client_id)
         worker.is_refused = False
+        self._expected.discard(index)
         self._forget_loss(index)
         self._set_mode(worker, registrant.mode or worker.mode)
         if client_id in self._connections:
             self._return(index)
         elif not worker.has_attended:
+            worker.away_since = now
             self._present.add(index)
         return Joined(self._job_id, not is_known, begins_job)
 
-    def _has_others(self, index: int) -> bool:
-        """Returns whether a worker besides this one is present."""
-        return len(self._present) > (index in self._present)
+    def _has_others(self, registrant: Registrant) -> bool:
+        """Returns whether another worker is present, or is expected of the job that a process may belong to."""
+        index = registrant.worker_index
+        if len(self._present) > (index in self._present):
+            return True
+        may_belong = (
+            registrant.job_id in (0, self._job_id)
+            and registrant.num_workers == self._num_workers
+            and not self._launch.conflict(registrant.launch)
+        )
+        return may_belong and len(self._expected) > (index in self._expected)
+
+    def _ends_job(self, registrant: Registrant) -> bool:
+        """Returns whether a process takes the place of a worker whose job counts steps and is past its start."""
+        worker = self._workers.get(registrant.worker_index)
+        return (
+            worker is not None
+            and worker.client_id != registrant.client_id
+            and worker.mode is not None
+            and worker.mode.is_step_synchronized
+            and bool(self._barriers.open_names)
+        )
 
     def _begin_job(self, registrant: Registrant) -> None:
+        self._ended_by = registrant.worker_index
+        self._ended = {worker.client_id for worker in self._workers.values()}
         for index in list(self._workers):
             self._remove(index)
         self._finished.clear()
@@ -259,6 +338,7 @@ class Membership:
         if not worker.why_lost:
             self._set_mode(worker, None)
         self._present.discard(index)
+        self._expected.discard(index)
         self._lost.discard(index)
         if self._index_of.get(worker.client_id) == index:
             del self._index_of[worker.client_id]
@@ -321,6 +401,7 @@ class Membership:
         worker.why_lost = reason
         self._lost.add(index)
         self._present.discard(index)
+        self._expected.discard(index)
         self._barriers.fail()
 
     def _forget_loss(self, index: int) -> None:
@@ -329,6 +410,21 @@ class Membership:
             self._modes[worker.mode] += 1
         worker.why_lost = ""
         self._lost.discard(index)
+
+    # Progress
+
+    def report_progress(self, worker_index: int, client_id: bytes, progress: WorkerProgress) -> bool:
+        """A worker says how far it is. Returns False, without an effect, if the client is not that worker any more."""
+        worker = self._workers.get(worker_index)
+        if worker is None or worker.client_id != client_id:
+            return False
+        worker.progress = progress
+        return True
+
+    def progress_of(self, worker_index: int) -> WorkerProgress | None:
+        """Returns what a worker reported last, or the process whose place it took in this job."""
+        worker = self._workers.get(worker_index)
+        return None if worker is None else worker.progress
 
     # Barriers
 
@@ -342,9 +438,14 @@ class Membership:
         self._barriers.keep_open(names)
 
     @property
-    def num_opened(self) -> int:
-        """Number of barriers that have opened."""
-        return self._barriers.num_opened
+    def open_barriers(self) -> frozenset[str]:
+        """Names of the barriers that have opened for the rest of the job."""
+        return self._barriers.open_names
+
+    def take_opening(self) -> BarrierOpening | None:
+        """Returns the barrier that the last `arrive` opened, once; it may be another one than that of the call."""
+        opening, self._opening = self._opening, None
+        return opening
 
     def find_unseen(self, now: float) -> list[int]:
         """Returns the workers that never registered and for which a barrier waited too long: it has failed."""
@@ -377,6 +478,7 @@ class Membership:
             WorkerLost: A worker is lost, or one never registered in the time that it has. The barrier does not count
                 this one any more.
         """
+        self.check_not_ended(f"barrier {name!r}", client_id)
         worker = self._workers.get(worker_index) or self._finished.get(worker_index)
         if worker is None or worker.client_id != client_id:
             raise SettingError(f"barrier {name!r}: worker {worker_index} is not registered, or has finished")
@@ -400,8 +502,9 @@ class Membership:
         if opening is None:
             return False
         if opening.name == LAST_BARRIER:
-            for index in opening.workers:
+            for index in opening.passed:
                 self._finish(index)
+        self._opening = opening
         return opening.name == name
 
     def _finish(self, index: int) -> None:
@@ -424,6 +527,23 @@ class Membership:
         """Returns whether others waited at another barrier when a worker passed the barrier `name` last."""
         worker = self._workers.get(worker_index)
         return worker is not None and worker.passages.alone.get(name, False)
+
+    def check_not_ended(self, where: str, client_id: bytes) -> None:
+        """Checks that a client is no worker of the job before the present one.
+
+        Args:
+            where: What it asks for, for messages.
+            client_id: The client.
+
+        Raises:
+            WorkerLost: It is.
+        """
+        if client_id in self._ended:
+            raise WorkerLost(
+                f"{where}: worker {self._ended_by} was started again, and the job of this process has ended. Start all "
+                "workers again",
+                worker_index=self._ended_by,
+            )
 
     def withdraw(self, name: str, sequence: int, worker_index: int) -> None:
         """A worker does not wait at a barrier any more. One that has passed stays so."""

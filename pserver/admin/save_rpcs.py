@@ -24,9 +24,9 @@ from fleet_sparse.snapshot.store import Plan, SnapshotStore
 from fleet_sparse.wire import control_pb2 as messages
 
 from ..engine.shard import Shard
+from ..log.lineage import LineageChange, Lineages
 from ..tables.table import Post
 from .background import Signal, in_thread, task_of
-from .lineage import Lineages
 from .membership import Membership
 from .root import resolve_under
 from .snapshot_writer import Save
@@ -105,10 +105,11 @@ class SaveService:
         root: Directory or URL under which snapshots lie.
         positions_s: Seconds that a save waits for the workers' positions.
         lineages: Snapshots of the job; those that are saved here are added.
-        on_snapshot: Called with the name of each complete snapshot that was committed.
+        on_snapshot: Called with the name of each complete snapshot with all rows that was committed.
+        end_checkpoint: Returns when no checkpoint of the log is under way.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the parts of a pserver that a save needs
         self,
         shard: Shard,
         *,
@@ -119,6 +120,7 @@ class SaveService:
         positions_s: float,
         lineages: Lineages,
         on_snapshot: Callable[[str], None],
+        end_checkpoint: Callable[[], Awaitable[None]],
     ) -> None:
         self._shard = shard
         self._post = post
@@ -128,10 +130,16 @@ class SaveService:
         self._positions_s = positions_s
         self._lineages = lineages
         self._on_snapshot = on_snapshot
+        self._end_checkpoint = end_checkpoint
         self._running: _Running | None = None
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
         self._changed = Signal()  # sent when a save begins or ends
         self._is_stopping = False
+
+    @property
+    def is_saving(self) -> bool:
+        """True if a save is under way, or is ending."""
+        return self._running is not None
 
     def lose(self, worker: int) -> None:
         """Gives up the save that a worker coordinates: the worker is lost, or was started again."""
@@ -187,6 +195,7 @@ class SaveService:
     async def begin(self, request: messages.BeginSaveRequest) -> messages.BeginSaveReply:
         """Answers BeginSave once the shard is cut, or cannot write this delta."""
         save_id = request.plan.save_id
+        self._membership.check_not_ended(f"save {request.plan.dirname!r}", request.client_id)
         self._check_not_ended(save_id)
         while (running := self._running) is not None and running.save.save_id != save_id:
             # A coordinator has one save at a time: it has given that one up.
@@ -201,6 +210,7 @@ class SaveService:
                 tables=request.tables,
                 ends_day=request.ends_day,
                 left_out=_left_out_of(request),
+                is_logged=True,
             )
             running = _Running(request.plan, save, request.position.worker_index, request.position.step)
             running.positions[running.coordinator] = [request.position]
@@ -222,6 +232,7 @@ class SaveService:
                         f"save {running.plan.dirname!r}: worker {missing[0]} did not report its position within "
                         f"{self._positions_s:g} s. Look into its log; raise FLEET_SPARSE_POSITIONS_S if it is only slow"
                     )
+            await self._end_checkpoint()
             running.is_cut = await self._on_data_thread(partial(running.save.cut, self._membership.client_ids()))
         except BaseException:
             if running.ended is None:
@@ -250,6 +261,7 @@ class SaveService:
 
     async def report_position(self, request: messages.ReportPositionRequest) -> messages.ReportPositionReply:
         """Answers ReportPosition once the shard is cut, or the save has ended or did not begin in time."""
+        self._membership.check_not_ended(f"save {request.save_id}", request.client_id)
         deadline = time.monotonic() + self._positions_s
         while request.save_id not in self._ended:
             running = self._running
@@ -332,9 +344,9 @@ class SaveService:
             placement_version=self._shard.placement.version,
         )
         store = self._store(running.plan.dirname)
-        lineage = self._lineages[str(store)]
-        snapshot = await in_thread(store.commit, plan, manifest, request.keep_last or None, lineage.has)
-        lineage.saved.add(plan.number)
+        has = self._lineages.of(str(store)).has
+        snapshot = await in_thread(store.commit, plan, manifest, request.keep_last or None, has)
+        self._lineages.add(LineageChange(str(store), saved=plan.number))
         path = f"{store}/{snapshot}"
         _log.info("finished save %s: %d rows, %s", save.save_id, manifest.num_rows, path)
         return messages.FinishSaveReply(snapshot=path, checksum=manifest.checksum, num_rows=manifest.num_rows)
@@ -371,12 +383,21 @@ class SaveService:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._on_data_thread(partial(running.save.end, committed_as))
             if committed_as is not None and running.save.is_complete:
-                self._on_snapshot(f"{running.plan.dirname}/{_plan_of(running.plan).name}")
+                self._note_snapshot(running)
             if committed_as is None and self._shard.shard_index == 0:
                 store, plan = self._store(running.plan.dirname), _plan_of(running.plan)
                 await in_thread(store.abandon, plan, running.save.save_id)
         finally:
             self._forget(running)
+
+    def _note_snapshot(self, running: _Running) -> None:
+        """Notes a complete snapshot. The job does not continue from one that lacks rows, nor from its deltas."""
+        plan = _plan_of(running.plan)
+        series = str(self._store(running.plan.dirname))
+        if plan.base is None:
+            self._lineages.add(LineageChange(series, lacks_rows=running.save.lacks_rows))
+        if not self._lineages.of(series).lacks_rows:
+            self._on_snapshot(f"{running.plan.dirname}/{plan.name}")
 
     def _forget(self, running: _Running) -> None:
         if self._running is running:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from google.protobuf.message import Message
 
 from fleet_sparse.core.criteria import Criterion
@@ -21,6 +22,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import (
     ErrorCode,
     FleetSparseError,
+    LogFull,
     PlanError,
     ProtocolError,
     SettingError,
@@ -29,17 +31,21 @@ from fleet_sparse.errors import (
 )
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
+from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, TableState
 
 from ..endpoints import DataEndpoints
 from ..engine.shard import Shard, ShrunkTable
+from ..log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress, encoded_change
+from ..log.lineage import LineageChange, Lineages
+from ..log.shard_log import ShardLog
 from ..net.requests import Traffic
-from .background import Signal, task_of
+from .background import Signal, in_thread, task_of
 from .barriers import Contribution
-from .lineage import Lineage, Lineages
+from .checkpoints import Checkpoints
 from .load_rpcs import LoadService
-from .membership import Membership, Registrant
+from .membership import Joined, Membership, Registrant, WorkerProgress
 from .resumed import ResumedJob
 from .save_rpcs import SaveService
 from .snapshot_loader import Loaded
@@ -52,8 +58,13 @@ Post = Callable[[Callable[[], Any]], "Future[Any]"]
 
 CLIENT_ID_BYTES = 16
 MAX_LOST_CHECK_S = 1.0
+# Of what workers have for each other at a barrier: a global shuffle exchanges its examples there, too many for a log.
+MAX_RECORDED_BYTES = 1 << 20
+LOG_RETRY_S = 0.5
 # The ends of connections and a registration that follows them may reach a pserver in another order.
 ADMISSION_S = 2.0
+PLACE_SHARE = 0.8
+"""Of the time for which a client waits until its registration is answered."""
 _NUM_PARSED_SPECS = 1024
 
 
@@ -61,9 +72,11 @@ class Supervised(NamedTuple):
     """How a pserver was started that is started again when it dies."""
 
     is_restart: bool
-    """True if a pserver of this job was started before."""
+    """True if workers had registered with the pserver that was started before."""
     has_recovered: bool
     """True if the snapshot that was loaded is the newest of the job."""
+    on_job: Callable[[], None]
+    """Called when a worker has registered: a pserver that is started after that is a restarted one of its job."""
     on_snapshot: Callable[[str], None]
     """Called with the name of each snapshot that a restarted pserver would continue from."""
 
@@ -77,7 +90,8 @@ class ControlService:
         traffic: Bytes of the data plane, for `Stats`.
         data_endpoints: Addresses of the data plane, for workers.
         settings: Root of the snapshots, timeouts, and the id of the job.
-        stop: Ends the pserver; called at most once by each `Stop`, and when all workers died.
+        stop: Ends the pserver; called when all workers died.
+        finish: Ends the pserver, whose job has ended; called at most once by each `Stop`.
         loaded: The snapshot that the shard loaded at its start; None without one.
         supervised: How this pserver was started; None if nobody starts it again.
         clock: Returns monotonic time in seconds.
@@ -92,6 +106,7 @@ class ControlService:
         data_endpoints: DataEndpoints,
         settings: Settings,
         stop: Callable[[], None],
+        finish: Callable[[], None] | None = None,
         loaded: Loaded | None = None,
         supervised: Supervised | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -101,26 +116,35 @@ class ControlService:
         self._traffic = traffic
         self._data_endpoints = data_endpoints
         self._stop = stop
+        self._finish = stop if finish is None else finish
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
         self._orphaned_s = settings.orphaned_s
+        self._failover_s = settings.failover_s
+        self._place_s = min(settings.worker_lost_s + ADMISSION_S, PLACE_SHARE * settings.connect_s)
         self._membership = Membership(
             lost_after_s=settings.worker_lost_s,
             unseen_after_s=settings.connect_s,
             launch=Launch.of_process(settings.job_id),
         )
-        lineages = Lineages(Lineage)
+        lineages = Lineages({} if shard.log is None else shard.log.control.lineages, self._note)
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
+        self._has_log = shard.log is not None
+        self._is_synced = settings.durability == "sync"
+        self._on_job: Callable[[], None] = _ignore if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
         if loaded is not None and supervised is not None and supervised.has_recovered:
-            lineages[loaded.series].saved.add(loaded.manifest.number)
+            lineages.add(LineageChange(loaded.series, saved=loaded.manifest.number))
             loaded, restored = None, shard.ledger.watermarks()
         else:
-            restored = []
+            restored = shard.ledger.watermarks() if self._has_log and self._is_restart else []
         self._restored = {mark.client_id: mark.watermark for mark in restored}
         if loaded is not None:
-            lineages[loaded.series].add_loaded(loaded.manifest.number)
+            lineages.add(LineageChange(loaded.series, loaded=loaded.manifest.number))
+        self._checkpoints = Checkpoints(
+            shard, post=post, on_data_thread=self._on_data_thread, max_bytes=settings.checkpoint_bytes
+        )
         self._saves = SaveService(
             shard,
             post=post,
@@ -130,6 +154,7 @@ class ControlService:
             positions_s=settings.positions_s,
             lineages=lineages,
             on_snapshot=on_snapshot,
+            end_checkpoint=self._checkpoints.give_up,
         )
         self._loads = LoadService(
             shard,
@@ -138,10 +163,17 @@ class ControlService:
             root=settings.root,
             lineages=lineages,
             on_snapshot=on_snapshot,
+            checkpoints=self._checkpoints,
+            on_resumed=self._resume,
         )
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
+        self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
         self._num_loads_before: dict[int, int] = {}  # by worker: loads when its client registered first
-        self._alive_at: float | None = None  # when a worker was present last; None before the first
+        self._recorded: dict[str, asyncio.Task[None]] = {}  # by barrier: ends when its newest opening is durable
+        if shard.log is not None:
+            self._continue_from(shard.log.control)
+        # When a worker was present last; None before the first. Those of a restarted pserver may be gone.
+        self._alive_at = clock() if self._is_restart else None
         self._departed = Signal()  # sent when a connection of a worker ends
         self._registered = Signal()  # sent when a worker has registered
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
@@ -155,6 +187,7 @@ class ControlService:
             "AwaitSave": self._saves.await_save,
             "BeginSave": self._saves.begin,
             "ReportPosition": self._saves.report_position,
+            "ReportProgress": self._report_progress,
             "WriteSave": self._saves.write,
             "FinishSave": self._saves.finish,
             "EndSave": self._saves.end,
@@ -180,12 +213,15 @@ class ControlService:
         """Looks for lost workers periodically, until it is cancelled."""
         while True:
             self.find_lost_workers()
+            if not self._saves.is_saving:
+                self._checkpoints.begin_if_due()
             await asyncio.sleep(self._lost_check_s)
 
     def close(self) -> None:
         """Ends the work of other threads soon. Any thread may call it."""
         self._saves.close()
         self._loads.close()
+        self._checkpoints.close()
 
     def release_waiting(self) -> None:
         """Answers the calls that only wait for an event, so that the server can stop at once."""
@@ -218,6 +254,18 @@ class ControlService:
             )
             self._alive_at = None
             self._stop()
+
+    def _note(self, change: LineageChange) -> None:
+        """Appends a change to the log, if there is one. Without it a snapshot is not removed, and stays."""
+        if self._shard.log is not None:
+            self._post(partial(self._shard.log.note, change))
+
+    def _continue_from(self, state: ControlState) -> None:
+        """Continues with the loads of a log and, if workers continue with this pserver, with them."""
+        self._loads.num_kept = state.num_loads
+        if self._is_restart:
+            self._membership.restore(state, self._clock())
+            self._num_loads_before = {worker: each.num_loads for worker, each in state.workers.items()}
 
     # Registration
 
@@ -257,6 +305,9 @@ class ControlService:
             request.job_id,
             _launch_of(request),
         )
+        resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
+        if resumption is not None:
+            self._membership.check_not_ended(who, request.client_id)
         await self._wait_for_admission(registrant)
         try:
             self._membership.check_mode(registrant)
@@ -264,40 +315,62 @@ class ControlService:
         except Exception as error:
             joins = self._register_in_job(registrant._replace(mode=None))
             await self._on_data_thread(partial(self._join, joins))
+            await self._sync_log()
             await self._refuse(registrant, error)
             raise
         joins = self._register_in_job(registrant)
-        resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
+        self._on_job()
         if resumption is not None:
             self._membership.keep_open(resumption.open_barriers)
         self._registered.send()
         try:
             states = await self._on_data_thread(lambda: self._join(joins, specs, resumption))
+            await self._sync_log()
         except Exception as error:
             await self._refuse(registrant, error)
             raise
         declared = f"{len(specs)} tables: {', '.join(spec.name for spec in specs)}" if specs else "no new tables"
         _log.info("%s of %d registered %s", who, request.num_workers, declared)
         resumed = "" if self._resumed is None else self._resumed.json_for(request.worker_index)
-        return self._reply(states, resumed, request.client_id)
+        reply = self._reply(states, resumed, request.client_id)
+        progress = self._membership.progress_of(request.worker_index)
+        if progress is not None:
+            reply.progress.CopyFrom(messages.WorkerPosition(worker_index=request.worker_index, **progress._asdict()))
+        return reply
 
     async def _wait_for_admission(self, registrant: Registrant) -> None:
-        """Returns when a worker may register; it waits a moment for connections of an earlier process to end."""
-        deadline = time.monotonic() + ADMISSION_S
+        """Returns when a worker may register. It waits a moment for connections of an earlier process to end.
+
+        It waits longer for the place of a worker that may have died without a sign: until its connection has ended,
+        because it left heartbeats unanswered, but not for as long as the client waits for the answer.
+        """
+        begun_at = time.monotonic()
+        is_said = False
         while True:
             try:
                 self._membership.check(registrant)
                 return
             except SettingError:
-                if not await self._departed.wait(deadline):
+                is_taken = self._membership.is_taken(registrant)
+                if is_taken and not is_said:
+                    is_said = True
+                    _log.info("%s: another process has its place; it waits for %g s", registrant.where, self._place_s)
+                if not await self._departed.wait(begun_at + (self._place_s if is_taken else ADMISSION_S)):
                     raise
+
+    async def _sync_log(self) -> None:
+        """Returns when tables and workers are durable."""
+        if self._shard.log is not None:
+            await in_thread(self._shard.log.writer.sync)
 
     def _register_in_job(self, registrant: Registrant) -> _Joining:
         joined = self._membership.register(registrant, self._clock())
         if joined.is_new:
             self._num_loads_before[registrant.worker_index] = self._loads.num_kept
             self._give_up_snapshots(registrant.worker_index)
-        return _Joining(registrant, joined.begins_job)
+        if joined.begins_job:
+            self._wake_barriers()  # at which workers of the job before wait
+        return _Joining(registrant, joined, self._num_loads_before[registrant.worker_index])
 
     async def _refuse(self, registrant: Registrant, error: Exception) -> None:
         """Fails what the other workers wait for, because the registration of this one was refused."""
@@ -323,9 +396,21 @@ class ControlService:
             job_id=self._membership.job_id,
             resumed=resumed,
             is_supervised=self._is_supervised,
-            is_restart=self._is_restart,
+            is_restart=self._is_restart and not self._has_resumed,
             restored_seq=self._restored.get(client_id, 0),
+            has_log=self._has_log,
+            acks_precede_durability=self._has_log and not self._is_synced,
+            open_barriers=sorted(self._membership.open_barriers),
         )
+
+    async def _report_progress(self, request: messages.ReportProgressRequest) -> messages.ReportProgressReply:
+        position = request.position
+        progress = WorkerProgress(position.step, position.position)
+        if self._membership.report_progress(position.worker_index, request.client_id, progress):
+            log = self._shard.log
+            if log is not None:
+                await self._on_data_thread(partial(log.note, ReportedProgress(position.worker_index, *progress)))
+        return messages.ReportProgressReply()
 
     # Liveness
 
@@ -381,6 +466,7 @@ class ControlService:
         deadline = time.monotonic() + ADMISSION_S
         # A worker of a restarted pserver may be at a barrier before it has registered again.
         while self._is_restart and not self._membership.is_worker(request.worker_index, request.client_id):
+            self._membership.check_not_ended(f"barrier {name!r}", request.client_id)
             if not await self._registered.wait(deadline):
                 raise ShardUnavailable(
                     f"barrier {name!r}: shard {self._shard.shard_index} was started again, and worker "
@@ -396,10 +482,11 @@ class ControlService:
             self._membership.withdraw(name, request.sequence, request.worker_index)
             self._wake(name)  # another call of this worker for the same barrier, if there is one, arrives again
             raise
+        if name in self._recorded:
+            await asyncio.shield(self._recorded[name])
 
     def _arrive(self, request: messages.BarrierRequest, contribution: Contribution) -> bool:
         """Returns whether a worker has passed a barrier; wakes the others if it opened the barrier."""
-        num_opened = self._membership.num_opened
         has_passed = self._membership.arrive(
             request.name,
             request.sequence,
@@ -410,11 +497,35 @@ class ControlService:
             alone=request.alone,
             contribution=contribution,
         )
-        if self._membership.num_opened > num_opened:
+        opening = self._membership.take_opening()
+        if opening is not None:
+            if self._has_log:
+                self._recorded[opening.name] = task_of(self._record(opening))
             self._wake(request.name)
             if not has_passed:  # it opened another barrier
                 self._wake_barriers()
         return has_passed
+
+    async def _record(self, opening: BarrierOpening) -> None:
+        """Returns when the log has the opening of a barrier durably: no worker is answered before.
+
+        Raises:
+            LogFull: The log has had no room for `FLEET_SPARSE_FAILOVER_S`, for which pushes wait as well.
+        """
+        assert self._shard.log is not None, "checked by the caller"
+        if opening.num_bytes > MAX_RECORDED_BYTES:
+            opening = msgspec.structs.replace(opening, contributions=())
+        note = partial(self._shard.log.note, opening, encoded_change(opening))
+        until = time.monotonic() + self._failover_s
+        while True:
+            try:
+                await self._on_data_thread(note)
+                break
+            except LogFull:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(LOG_RETRY_S)
+        await self._sync_log()
 
     def _wake(self, name: str) -> None:
         opened = self._opened.pop(name, None)
@@ -446,7 +557,8 @@ class ControlService:
             except ValueError as error:
                 raise SnapshotError(f"shrink: {error}") from None
 
-        found = await self._on_data_thread(shrink)
+        async with self._checkpoints.held():
+            found = await self._on_data_thread(shrink)
         removals = [
             messages.ShrinkRemoval(
                 table=name, num_removed=each.num_removed, examples=each.examples, num_rows=shrunk.num_rows
@@ -473,8 +585,11 @@ class ControlService:
 
     async def _stop_call(self, request: messages.StopRequest) -> messages.StopReply:
         _log.info("worker 0 ends the job")
-        self._stop()
+        self._finish()
         return messages.StopReply()
+
+    def _resume(self, manifest: Manifest) -> None:
+        self._resumed, self._has_resumed = ResumedJob(manifest), True
 
     # Posted to the data thread
 
@@ -495,8 +610,11 @@ class ControlService:
                 registrant.num_workers,
                 registrant.client_id,
                 mode,
-                begins_job=joining.begins_job,
+                # the shard continues the job if it has a log
+                begins_job=joining.joined.begins_job and resumption is None,
             )
+            if self._shard.log is not None:
+                joining.note_in(self._shard.log, mode)
         if resumption is not None:
             self._shard.resume_worker(
                 registrant.worker_index, registrant.client_id, resumption.push_seq, resumption.step
@@ -529,7 +647,25 @@ class _Joining(NamedTuple):
     """A worker that the membership registered, and that is to join the shard."""
 
     registrant: Registrant
-    begins_job: bool
+    joined: Joined
+    num_loads: int
+
+    def note_in(self, log: ShardLog, mode: Mode | None) -> None:
+        """Appends the registration to the log."""
+        who, joined = self.registrant, self.joined
+        log.note(
+            RegisteredWorker(
+                who.worker_index,
+                who.num_workers,
+                who.client_id,
+                who.client_epoch,
+                None if mode is None else mode.to_json(),
+                joined.job_id,
+                who.launch,
+                joined.begins_job,
+                self.num_loads,
+            )
+        )
 
 
 async def _unless_stopped(task: Future[_Result]) -> _Result:
@@ -551,7 +687,7 @@ async def _unless_stopped(task: Future[_Result]) -> _Result:
     return task.result()
 
 
-def _ignore(snapshot: str) -> None:
+def _ignore(*_: object) -> None:
     """Nobody starts this pserver again."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +14,10 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.ids import table_id
 from fleet_sparse.errors import SnapshotError, TableMismatch
 from fleet_sparse.snapshot.directory import Directory
-from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.manifest import Manifest, ShardFile
 from fleet_sparse.snapshot.open_snapshot import open_snapshot, shards_with
 from fleet_sparse.snapshot.rows_format import DenseSection, TableSection
-from fleet_sparse.snapshot.rows_reader import RowsFile
+from fleet_sparse.snapshot.rows_reader import RowsFile, open_rows_file
 from fleet_sparse.snapshot.store import open_chain
 
 from ..engine.dedup import DedupLedger
@@ -67,6 +67,18 @@ def load(
     return Loaded(newest, parent, loading.num_rows, loading.num_files, loading.num_bytes_read)
 
 
+def load_file(shard: Shard, directory: Directory, expected: ShardFile) -> None:
+    """Loads the rows file that a shard with the same index and number of shards saved, into an empty shard.
+
+    Raises:
+        SnapshotCorrupt: Bytes are wrong. The shard contains a part of the file and cannot be used.
+        SnapshotError: It is missing or cannot be read. The shard cannot be used either.
+    """
+    loading = _Loading(shard, f"the checkpoint {directory}", frozenset(), threading.Event())
+    with closing(open_rows_file(directory.open(expected.file), expected)) as file:
+        loading.add_file(file)
+
+
 class _Loading:
     """A shard that is being filled, beginning with the full snapshot of the chain."""
 
@@ -101,6 +113,11 @@ class _Loading:
             self.num_bytes_read += sum(file.num_bytes_read for file in files)
         if is_newest and manifest.num_shards == self._shard.num_shards:
             self._shard.ledger = DedupLedger(manifest.files[self._shard.shard_index].clients)
+
+    def add_file(self, file: RowsFile) -> None:
+        """Applies one file that contains all of the shard."""
+        for table, parts in self._declared([file], is_newest=True):
+            table.load(parts, is_delta=False, check_active=self._check_active)
 
     def _declared(self, files: Sequence[RowsFile], *, is_newest: bool) -> list[tuple[Table, list[Part]]]:
         """Declares the wanted tables of files, and returns those that are loaded with their parts."""

@@ -19,7 +19,7 @@ from fleet_sparse.snapshot.rows_writer import RowsWriter
 
 from ..engine.shard import Shard
 from ..tables.mutations import DayEnd
-from ..tables.table import Post, Table, TableCut
+from ..tables.table import OnChanged, Post, Table, TableCut
 
 
 class _Saved(NamedTuple):
@@ -39,6 +39,7 @@ class Save:
         tables: Names of the only tables to save; empty for all tables and dense arrays.
         ends_day: True if a day of the tables ends with the save: in the file, and in the stores once it is committed.
         left_out: By table, checked criteria of the rows that are not saved.
+        is_logged: True if the log of the shard notes what a committed save means for the next delta.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Save:
         tables: Collection[str] = (),
         ends_day: bool = False,
         left_out: Mapping[str, Sequence[Criterion]] = MappingProxyType({}),
+        is_logged: bool = False,
     ) -> None:
         self.save_id = save_id
         self._shard = shard
@@ -57,6 +59,9 @@ class Save:
         self._names = frozenset(tables)
         self._ends_day = ends_day
         self._left_out = left_out
+        self._log = shard.log if is_logged and not tables else None
+        self._has_base = False  # a delta may follow the cut
+        self._is_cut = False
         self._saved: list[_Saved] = []
         self._watermarks: list[Watermark] = []
         self._given_up = threading.Event()
@@ -65,6 +70,11 @@ class Save:
     def is_complete(self) -> bool:
         """True if all tables and dense arrays of the shard are saved."""
         return not self._names
+
+    @property
+    def lacks_rows(self) -> bool:
+        """True if rows may be left out."""
+        return bool(self._left_out)
 
     @property
     def table_names(self) -> tuple[str, ...]:
@@ -104,14 +114,17 @@ class Save:
                     left_out = self._left_out.get(table.spec.name, ())
                     cut = table.capture(only_changed=self._base is not None, ends_day=self._ends_day, left_out=left_out)
                     self._saved.append(_Saved(table, cut))
+            if self._log is not None:
+                self._log.cut_save(self.save_id, self._left_out)
         except BaseException:
             self.end(None)
             raise
         watermarks = shard.ledger.watermarks()
+        self._has_base, self._is_cut = shard.base is not None, True
         self._watermarks = [each for each in watermarks if clients is None or each.client_id in clients]
         return True
 
-    def write(self, directory: Directory, post: Post) -> ShardFile:
+    def write(self, directory: Directory, post: Post, on_changed: OnChanged | None = None) -> ShardFile:
         """Writes the shard's file, which is durable when this returns.
 
         To be called in any thread but the one that owns the shard.
@@ -119,6 +132,7 @@ class Save:
         Args:
             directory: The directory of the file.
             post: Runs tasks in the thread that owns the shard.
+            on_changed: Called with what a delta would contain, unless there is no base for one.
 
         Raises:
             SnapshotError: The system refused, pushes needed too much memory for pre-images, or the save was given up.
@@ -146,7 +160,7 @@ class Save:
                     save_id=self.save_id,
                 )
                 for _, cut in self._saved:
-                    cut.export(writer, posted)
+                    cut.export(writer, posted, on_changed if self._has_base else None)
                 written = writer.finish()
         except CancelledError:
             raise SnapshotError(f"{directory}: {name} is incomplete: the pserver is stopping") from None
@@ -165,10 +179,12 @@ class Save:
                 cut still counts as changed then.
         """
         is_kept = committed_as is not None and self.is_complete
+        if self._is_cut and self._log is not None:
+            self._log.end_save(self.save_id, committed_as)
         for table, cut in self._saved:
             cut.end(kept=is_kept)
             if committed_as is not None and self._ends_day:
                 self._shard.commit([], [DayEnd(table.spec.table_id)])
         if is_kept:
             self._shard.base = committed_as
-        self._saved = []
+        self._saved, self._is_cut = [], False

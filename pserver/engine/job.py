@@ -67,6 +67,7 @@ class Job:
 
     Attributes:
         mode: As given.
+        num_workers: As given.
         is_sync: True if pushes are staged until their step is complete.
         is_single_worker: True if the job has one worker.
         clock: Steps of the workers.
@@ -77,7 +78,8 @@ class Job:
     """
 
     def __init__(self, mode: Mode, num_workers: int, max_staged_bytes: int) -> None:
-        self.mode = mode  # constant after construction, as the next four
+        self.mode = mode  # constant after construction, as the next five
+        self.num_workers = num_workers
         self.is_sync = mode.kind == SYNC
         self.is_single_worker = num_workers == 1
         self._max_staged_bytes = max_staged_bytes
@@ -116,6 +118,10 @@ class Job:
     def is_over_for(self, client_id: bytes) -> bool:
         """Returns whether this job failed before a client joined, which therefore belongs to the next job."""
         return self.failure is not None and client_id not in self._workers
+
+    def members(self) -> dict[bytes, int]:
+        """Returns the worker of each client that takes part in steps."""
+        return dict(self._workers)
 
     def worker_of(self, header: Header) -> int | None:
         """Returns the index of the worker that sent a request; None if its client is not a worker."""
@@ -212,6 +218,21 @@ class Job:
             self._staged.pop(worker, None)
         self.early_pulls.forget(header.client_id)
         self.clock.leave(worker)
+
+    @property
+    def left(self) -> list[Watermark]:
+        """LEAVE of each worker that left the step group and waits for the others."""
+        return list(self._left.values())
+
+    def restore_left(self, mark: Watermark) -> None:
+        """Takes the worker of a client out of the step group, as a log says; `mark` has its LEAVE."""
+        self._left[mark.client_id] = mark
+        self.clock.leave(self._workers[mark.client_id])
+
+    def restore_step(self, client_ids: Sequence[bytes], step: int) -> None:
+        """Records that clients pushed all steps up to one, as a log says."""
+        for client_id in client_ids:
+            self.clock.restore(self._workers[client_id], step)
 
     def rejoin_all(self) -> list[Watermark]:
         """If all workers left, all rejoin: returns their LEAVE pushes, which are then done; empty otherwise."""

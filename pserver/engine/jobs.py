@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
+from typing import Any
 
-from fleet_sparse.core.mode import Mode
+import msgspec
+
+from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.wire.frame_format import FrameError
+from fleet_sparse.keys import READER, UNREGISTERED
+from fleet_sparse.wire.frame_format import PULLS, FrameError, Op
 
 from ..refusal import Refusal
 from .job import Job
@@ -15,9 +20,44 @@ MAX_VISITORS = 1 << 16
 """Number of readers and tools that are remembered, newest first: a job may be asked for years."""
 
 _REPLACED = FrameError(ErrorCode.STALE_EPOCH, 0, "header: another process has taken the place of this worker")
-_VISITOR = FrameError(
-    ErrorCode.MALFORMED, 0, "header: its client is a reader or a tool, which cannot push. Register it as a worker"
-)
+_VISITOR = FrameError(ErrorCode.FORBIDDEN, 0, f"{READER} PUSH")
+
+
+class JobsState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a log keeps of the jobs of a shard. Client ids are in hexadecimal digits.
+
+    Attributes:
+        clients: Client of each worker.
+        replaced: Clients that another one has replaced.
+        ended: Why the job before the current one failed: code, number and message; None if it did not.
+        mode: Mode of the current job, as JSON; None if steps are not counted, as all that follows.
+        num_workers: Number of workers of the current job.
+        members: Worker of each client that takes part in its steps.
+        steps: Newest step of each worker that is applied.
+        failure: Why it failed, as `ended`.
+    """
+
+    clients: dict[int, str]
+    replaced: list[str]
+    ended: tuple[int, int, str] | None = None
+    mode: str | None = None
+    num_workers: int = 0
+    members: dict[str, int] = {}
+    steps: list[int] = []
+    failure: tuple[int, int, str] | None = None
+
+    def to_builtins(self) -> Any:
+        """Returns the state as JSON values."""
+        return msgspec.to_builtins(self, str_keys=True)
+
+    @classmethod
+    def parse(cls, value: Any) -> JobsState:
+        """Returns what `to_builtins` returned.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        return msgspec.convert(value, cls, str_keys=True)
 
 
 class Jobs:
@@ -25,14 +65,20 @@ class Jobs:
 
     Args:
         max_staged_bytes: As of a `Job`.
+        only_registered: True if clients that have not registered are refused; otherwise they are like workers.
 
     Attributes:
+        pushing: Clients that may push.
+        reading: Clients that may pull.
         current: The job whose steps are counted; None if steps are not counted.
         ended: Why the job before the current one failed; None if it did not.
     """
 
-    def __init__(self, max_staged_bytes: int) -> None:
+    def __init__(self, max_staged_bytes: int, *, only_registered: bool = False) -> None:
         self._max_staged_bytes = max_staged_bytes
+        self._only_registered = only_registered
+        self.pushing: set[bytes] = set()
+        self.reading: set[bytes] = set()
         self.current: Job | None = None
         self.ended: FrameError | None = None
         self._clients: dict[int, bytes] = {}  # client ids by worker
@@ -50,11 +96,13 @@ class Jobs:
             begins_job: There is no other worker: the job before is forgotten.
         """
         if begins_job:
-            self._barred |= dict.fromkeys(self._clients.values(), _REPLACED)
+            self._bar(self._clients.values())
             self._clients.clear()
         elif worker in self._clients:
-            self._barred[self._clients[worker]] = _REPLACED
+            self._bar([self._clients[worker]])
         self._barred.pop(client_id, None)
+        self.pushing.add(client_id)
+        self.reading.add(client_id)
         self._clients[worker] = client_id
         if self.current is not None and self.current.displaces(worker, client_id):
             self.current.fail(ErrorCode.WORKER_LOST, f"worker {worker} was started again", worker)
@@ -76,21 +124,76 @@ class Jobs:
         if client_id in self._barred or client_id in self._clients.values():
             return
         self._barred[client_id] = _VISITOR
+        self.pushing.discard(client_id)
+        self.reading.add(client_id)
         self._visitors.append(client_id)
         if len(self._visitors) > MAX_VISITORS:
             oldest = self._visitors.popleft()
             if self._barred.get(oldest) is _VISITOR:
                 del self._barred[oldest]
+                self.reading.discard(oldest)
 
-    def may_push(self, client_id: bytes) -> bool:
-        """Returns whether `check_may_push` accepts a client."""
-        return client_id not in self._barred
+    def admits(self, client_id: bytes, op: Op) -> bool:
+        """Returns whether a client that is not among those that may push, or pull, is one of them from now on."""
+        if self._only_registered or (op not in PULLS and client_id in self._barred):
+            return False
+        (self.reading if op in PULLS else self.pushing).add(client_id)
+        return True
 
-    def check_may_push(self, client_id: bytes) -> None:
-        """Checks that no other client has taken the place of this one, and that it is no reader or tool.
+    def refusal(self, client_id: bytes, op: Op) -> Refusal:
+        """Returns why a request of a client that is not admitted is refused."""
+        if op not in PULLS and client_id in self._barred:
+            return Refusal.because(self._barred[client_id])
+        return Refusal(ErrorCode.FORBIDDEN, f"{UNREGISTERED} {op.name}")
+
+    def _bar(self, client_ids: Collection[bytes]) -> None:
+        """Other clients have taken the places of these."""
+        self._barred |= dict.fromkeys(client_ids, _REPLACED)
+        self.pushing.difference_update(client_ids)
+
+    def state(self) -> JobsState:
+        """Returns what a log keeps."""
+        clients = {worker: client_id.hex() for worker, client_id in self._clients.items()}
+        replaced = [client_id.hex() for client_id, why in self._barred.items() if why is _REPLACED]
+        state = JobsState(clients, replaced, _numbers_of(self.ended))
+        job = self.current
+        if job is None:
+            return state
+        steps = job.clock.steps()
+        if job.is_sync:  # a later step is staged: it is in no record, and its workers send it again
+            steps = [min(step, job.clock.complete) for step in steps]
+        return msgspec.structs.replace(
+            state,
+            mode=job.mode.to_json(),
+            num_workers=job.num_workers,
+            members={client_id.hex(): worker for client_id, worker in job.members().items()},
+            steps=steps,
+            failure=_numbers_of(job.failure),
+        )
+
+    def restore(self, state: JobsState) -> None:
+        """Continues from what a log kept.
 
         Raises:
-            Refusal: Its pushes are refused.
+            ValueError: The mode cannot be read.
         """
-        if client_id in self._barred:
-            raise Refusal.because(self._barred[client_id])
+        self._clients = {worker: bytes.fromhex(client_id) for worker, client_id in state.clients.items()}
+        self._barred = dict.fromkeys(map(bytes.fromhex, state.replaced), _REPLACED)
+        self.pushing = set(self._clients.values())
+        self.reading = self.pushing | self._barred.keys()
+        self.ended, self.current = _error_of(state.ended), None
+        if state.mode is not None:
+            job = self.current = Job(parse_mode(state.mode), state.num_workers, self._max_staged_bytes)
+            for client_id, worker in state.members.items():
+                job.join(worker, bytes.fromhex(client_id))
+            for worker, step in enumerate(state.steps):
+                job.clock.restore(worker, step)
+            job.failure = _error_of(state.failure)
+
+
+def _numbers_of(error: FrameError | None) -> tuple[int, int, str] | None:
+    return None if error is None else (int(error.code), error.number, error.message)
+
+
+def _error_of(numbers: tuple[int, int, str] | None) -> FrameError | None:
+    return None if numbers is None else FrameError(ErrorCode(numbers[0]), numbers[1], numbers[2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,19 @@ from ..tables.row_limit import NO_LIMITS, RowLimits
 from ..tables.table import TableContext, TableRemoval
 from .dedup import DedupLedger, Verdict
 from .job import DeferredRequest, Job
-from .jobs import Jobs
+from .jobs import Jobs, JobsState
 from .plain_frames import PlainFrame, PlainFrames, PlainPush
+from .progress import NO_PROGRESS, Progress
 from .reply import REPLIES, DeferredReply, Outs, Reply, finish_step, rows_of
 from .steps import Steps
 from .table_map import TableEntry, TableMap
 from .validate import STEP_OPS, check_step, find_mutations, find_pulls
+
+if TYPE_CHECKING:
+    from ..log.shard_log import ShardLog
+
+_GROWS = PUSHES - {Op.COMMIT, Op.LEAVE}
+"""Ops that wait while the log has no room; the others complete what it has room for."""
 
 
 @dataclass(slots=True)
@@ -67,6 +74,7 @@ class Shard:
         huge_pages: As of a `TableStore`.
         row_limits: Bounds for the rows of each table.
         layout: Changes when arrays of the tables may have moved; None for one of its own.
+        only_registered: As of `Jobs`.
 
     Attributes:
         shard_index: Index of the shard, from 0.
@@ -80,6 +88,7 @@ class Shard:
         ledger: Applied pushes by client.
         base: Checksum of the manifest of the snapshot since which the stores note changes; None if there is none.
         deferred_replies: Results of deferred requests that are ready; `take_deferred_replies` takes them.
+        log: Receives every change before it is applied; None without a log.
         fault: Why the values may be neither served nor saved any more; empty if all is well.
         requests: Ops that it answers.
     """
@@ -99,6 +108,7 @@ class Shard:
         huge_pages: bool = True,
         row_limits: RowLimits = NO_LIMITS,
         layout: MemoryLayout | None = None,
+        only_registered: bool = False,
     ) -> None:
         if placement.num_shards != num_shards or not 0 <= shard_index < num_shards:
             raise ValueError(f"shard {shard_index} of {num_shards}: the placement has {placement.num_shards} shards")
@@ -115,11 +125,12 @@ class Shard:
         self.tables = TableMap(self._context)
         self.plain_frames = PlainFrames(self.tables, self._context)
         self._steps = Steps(self.tables, self._commit_pushes)
-        self._jobs = Jobs(max_staged_bytes)
+        self._jobs = Jobs(max_staged_bytes, only_registered=only_registered)
 
         self.counters = Counters()
         self.ledger = DedupLedger()
         self.base: int | None = None
+        self.log: ShardLog | None = None
         self.fault = ""
         self.deferred_replies: list[DeferredReply] = []
 
@@ -137,7 +148,10 @@ class Shard:
         """
         known = self.tables.get(spec.table_id)
         before = None if known is None else known.spec
+        is_new = known is None or spec.schema_hash not in known.schema_hashes or (known.is_loaded and not is_loaded)
         entry = self.tables.declare(spec, declared_by, is_loaded=is_loaded)
+        if is_new and self.log is not None:
+            self.log.add_table(spec, declared_by, is_loaded=is_loaded)
         if isinstance(before, TableSpec) and isinstance(entry.spec, TableSpec) and before.entry != entry.spec.entry:
             self.base = None  # files of one chain have the same specs
         return entry
@@ -177,6 +191,8 @@ class Shard:
         """
         self.tables.swap_in(other.tables)
         self.base = None
+        if self.log is not None:
+            self.log.load()
 
     def states(self) -> list[TableState]:
         """Returns the state of every table, in the order of their declaration."""
@@ -205,6 +221,8 @@ class Shard:
 
     def join(self, worker: int, num_workers: int, client_id: bytes, mode: Mode | None, *, begins_job: bool) -> None:
         """Makes a client a worker of a job; see `Jobs.join`."""
+        if self.log is not None:
+            self.log.join(worker, num_workers, client_id, mode, begins_job=begins_job)
         former = self.job
         self._jobs.join(worker, num_workers, client_id, mode, begins_job=begins_job)
         if former is not None:
@@ -219,10 +237,17 @@ class Shard:
             push_seq: The newest push that it will not send again; those up to it count as applied.
             step: The step of the newest of them that has one; 0 without.
         """
-        self.ledger.skip_to(Watermark(client_id, 1, push_seq))
+        mark = Watermark(client_id, 1, push_seq)
+        if self.log is not None and push_seq > self.ledger.applied(client_id):
+            left, is_member = () if self.job is None else self.job.left, self._takes_steps(client_id)
+            self.log.commit([mark], [], Progress(step if is_member else 0), left)
+        self.ledger.skip_to(mark)
         if self.job is not None:
             self.job.clock.skip_to(worker, step)
             self._answer_ready(self.job)
+
+    def _takes_steps(self, client_id: bytes) -> bool:
+        return self.job is not None and client_id in self.job.members()
 
     def visit(self, client_id: bytes) -> None:
         """Refuses the pushes of a client from now on: it is a reader or a tool."""
@@ -254,14 +279,21 @@ class Shard:
         if header.step > 0 or header.op in STEP_OPS:
             check_step(job, self._jobs.ended, header)
         client_id = header.client_id
-        if header.op in PULLS:
-            verdict = self.ledger.judge_pull(client_id, header.push_floor)
-        else:
-            self._jobs.check_may_push(client_id)
-            verdict = self.ledger.judge_push(client_id, header.push_seq)
+        is_pull = header.op in PULLS
+        known = self._jobs.reading if is_pull else self._jobs.pushing
+        if client_id not in known and not self._jobs.admits(client_id, header.op):
+            raise self._jobs.refusal(client_id, header.op)
+        verdict = (
+            self.ledger.judge_pull(client_id, header.push_floor)
+            if is_pull
+            else self.ledger.judge_push(client_id, header.push_seq)
+        )
         if verdict is Verdict.GAP:
             raise self._gap_before(header)
         is_new_push = verdict is Verdict.NEW
+        if is_new_push and self.log is not None and self.log.is_full and header.op in _GROWS:
+            self.log.check_waits()
+            return Reply(Op.WAIT, [], self.ledger.applied(client_id), self.complete_step)
         try:
             pulls = find_pulls(self.tables, blocks)
             if is_new_push:
@@ -294,7 +326,8 @@ class Shard:
         if (
             self.fault
             or (header.step > 0 and not self._is_plain_step(job, header))
-            or self.ledger.judge_pull(client_id, header.push_floor) is Verdict.GAP
+            or (client_id not in self._jobs.reading and not self._jobs.admits(client_id, Op.PULL))
+            or self.ledger.newest(client_id) < header.push_floor
             or (job is not None and job.must_wait(header, self.ledger.applied(client_id)))
         ):
             return None
@@ -317,9 +350,10 @@ class Shard:
             self.fault
             or (job is None) is (header.step > 0)
             or (header.step > 0 and not self._is_plain_step(job, header))
-            or not self._jobs.may_push(client_id)
+            or (client_id not in self._jobs.pushing and not self._jobs.admits(client_id, Op.PUSH))
             or self.ledger.judge_push(client_id, header.push_seq) is not Verdict.NEW
             or self.ledger.has_staged(client_id)
+            or (self.log is not None and self.log.is_full)
         ):
             return None
         push = self.plain_frames.check_push(frame, client_id)
@@ -378,23 +412,31 @@ class Shard:
                     self.job.early_pulls.mark_all(shrink.table_id)
         return found
 
-    def commit(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation | PlainPush]) -> int:
+    def commit(
+        self,
+        watermarks: Sequence[Watermark],
+        mutations: Sequence[Mutation | PlainPush],
+        progress: Progress = NO_PROGRESS,
+    ) -> int:
         """Applies checked mutations and records the pushes that they stand for. Tables change in no other way.
 
         Args:
             watermarks: Newest push, by client, of those that the mutations stand for: one push, or all of a sync step.
             mutations: What changes, in this order.
+            progress: What the commit means for the steps of the job.
 
         Returns:
             The number of rows changed.
 
         Raises:
+            Refusal: The disk of the log has no room. Nothing changed.
             ValueError: A push was recorded before, or the table refused the first mutation. Nothing changed.
             MemoryError: The first mutation found no room for new rows. Nothing changed.
         """
         num_rows = 0
         self.ledger.check_new(watermarks)
-        # A log would append the record of both arguments here: before anything changes, and once for each commit.
+        if self.log is not None:
+            self.log.commit(watermarks, mutations, progress, () if self.job is None else self.job.left)
         for index, mutation in enumerate(mutations):
             try:
                 if isinstance(mutation, PlainPush):
@@ -408,6 +450,8 @@ class Shard:
                         f"a push failed half-way ({type(error).__name__}: {error}); the values of shard "
                         f"{self.shard_index} are wrong. Start the pserver again from a snapshot"
                     )
+                if self.log is not None:
+                    self.log.void()
                 raise
         self.ledger.record(watermarks)
         return num_rows
@@ -436,8 +480,75 @@ class Shard:
         watermark = Watermark(header.client_id, header.client_epoch, header.push_seq)
         self.counters.num_pushed_rows += self.commit([watermark], mutations)
 
-    def _commit_pushes(self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation | PlainPush]) -> None:
-        self.counters.num_pushed_rows += self.commit(watermarks, mutations)
+    def durable_push(self, client_id: bytes) -> int:
+        """Returns the newest push of a client that survives the machine, as far as it is known; 0 without a log."""
+        return 0 if self.log is None else self.log.durable_push(client_id)
+
+    # The log
+
+    def begin_checkpoint(self) -> int | None:
+        """Begins a segment of the log with the state that rows files do not have; returns its first lsn.
+
+        To be called at a cut.
+
+        Returns:
+            None if the state is not complete now: a step was prepared by some workers, or first values are arriving.
+        """
+        assert self.log is not None, "the caller has a log"
+        job = self.job
+        if job is not None and job.prepared.step > job.clock.complete:
+            return None
+        if any(entry.table.is_partly_assigned for entry in self.tables.values()):
+            return None
+        left = [] if job is None else job.left
+        return self.log.begin_checkpoint(self._jobs.state(), self.ledger.watermarks(), left, self.base)
+
+    def restore(self, state: JobsState, watermarks: Sequence[Watermark], left: Sequence[Watermark]) -> None:
+        """Continues with the jobs and pushes that a log kept.
+
+        Raises:
+            ValueError: The state cannot be read.
+        """
+        self._jobs.restore(state)
+        self.ledger = DedupLedger(watermarks)
+        self._restore_left(left)
+
+    def replay(
+        self,
+        watermarks: Sequence[Watermark],
+        mutations: Sequence[Mutation],
+        progress: Progress,
+        left: Sequence[Watermark],
+    ) -> None:
+        """Commits what a log says, with what it means for the steps of the job. The shard has no log yet.
+
+        Raises:
+            ValueError, MemoryError: As `commit`.
+        """
+        job = self.job
+        if job is not None and progress.prepared is not None:
+            self._steps.restore_prepared(job, job.clock.complete + 1, [*progress.prepared])
+        if job is not None and progress.factors is not None:
+            mutations = self._steps.restore_committed(job, progress.factors)
+        self.commit(watermarks, mutations)
+        if job is None:
+            return
+        if progress.step:
+            job.restore_step([mark.client_id for mark in watermarks], progress.step)
+        self._restore_left(watermarks if progress.rejoins else left)
+        if progress.rejoins:
+            job.rejoin_all()
+
+    def _restore_left(self, left: Sequence[Watermark]) -> None:
+        for mark in left:
+            assert self.job is not None, "only workers of a job leave"
+            self.ledger.stage(mark.client_id, mark.watermark)
+            self.job.restore_left(mark)
+
+    def _commit_pushes(
+        self, watermarks: Sequence[Watermark], mutations: Sequence[Mutation | PlainPush], progress: Progress
+    ) -> None:
+        self.counters.num_pushed_rows += self.commit(watermarks, mutations, progress)
 
     def _answer(
         self, job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntry]], outs: Outs = ()

@@ -42,6 +42,14 @@ class StepClock:
         """Records that a worker has pushed all steps up to `step`, some of which may be lost."""
         self._steps[worker] = max(self._steps[worker], step)
 
+    def steps(self) -> list[int]:
+        """Returns the newest step that each worker pushed."""
+        return list(self._steps)
+
+    def restore(self, worker: int, step: int) -> None:
+        """Records that a worker pushed all steps up to one, as a log says."""
+        self._steps[worker] = step
+
     def leave(self, worker: int) -> None:
         """Takes a worker out of the step group."""
         self._left[worker] = True

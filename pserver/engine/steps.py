@@ -16,10 +16,11 @@ from ..tables.mutations import Mutation, Push
 from .dedup import DedupLedger
 from .job import Contribution, Job, PreparedStep, watermark_of
 from .plain_frames import PlainPush
+from .progress import Progress
 from .table_map import TableMap
 from .validate import find_factors, find_mutations
 
-Commit = Callable[[Sequence[Watermark], Sequence[Mutation | PlainPush]], None]
+Commit = Callable[[Sequence[Watermark], Sequence[Mutation | PlainPush], Progress], None]
 """A shard's `commit`."""
 
 _ALIKE = "the programs that workers run in one step should train the same and have the same grad_clip"
@@ -67,7 +68,7 @@ class Steps:
         assert worker is not None, "checked by the shard"
         if not job.merges_nothing(header) or job.find_fault(header, worker, num_bytes) is not None:
             return False
-        self._commit([watermark_of(header)], [push])
+        self._commit([watermark_of(header)], [push], _step_of(header))
         job.advance(header, worker)
         return True
 
@@ -90,7 +91,7 @@ class Steps:
             kept = pushes if job.is_single_worker else [push._replace(hashes=None) for push in pushes]
             job.stage(header, worker, kept)
         else:
-            self._commit([watermark_of(header)], pushes)
+            self._commit([watermark_of(header)], pushes, _step_of(header))
         if header.op is Op.PREPARE:
             job.prepare(header, worker)
         else:
@@ -108,7 +109,7 @@ class Steps:
                     raise Refusal(ErrorCode.MALFORMED, f"{where}: COMMIT of step {header.step} lacks it; {_ALIKE}")
             pushes, prepared.pushes = prepared.pushes, []
             clipped = [self._tables[push.table_id].table.clip(push, factors[push.table_id]) for push in pushes]
-            self._commit(watermarks, clipped)
+            self._commit(watermarks, clipped, _step_of(header)._replace(factors=factors))
             prepared.factors = factors
             job.early_pulls.mark(clipped, self._tables)
         else:
@@ -117,7 +118,7 @@ class Steps:
                     ErrorCode.MALFORMED,
                     f"header: the factors of step {header.step} are not those of another worker; {_ALIKE}",
                 )
-            self._commit(watermarks, [])
+            self._commit(watermarks, [], _step_of(header))
         job.advance(header, worker)
 
     def _complete(self, job: Job) -> None:
@@ -125,17 +126,28 @@ class Steps:
         try:
             if contributions := job.take_prepared():
                 pushes = self._merged(job, contributions)
-                job.prepared = PreparedStep(job.staged_step, pushes, [self._norms(push) for push in pushes])
-                self._commit([contribution.watermark for contribution in contributions], [])
+                self.restore_prepared(job, job.staged_step, pushes)
+                watermarks = [contribution.watermark for contribution in contributions]
+                self._commit(watermarks, [], Progress(prepared=pushes))
             if contributions := job.take_complete():
                 pushes = self._merged(job, contributions)
-                self._commit([contribution.watermark for contribution in contributions], pushes)
+                watermarks = [contribution.watermark for contribution in contributions]
+                self._commit(watermarks, pushes, Progress(job.staged_step))
                 job.early_pulls.mark(pushes, self._tables)
         except Exception as error:  # not caused by one worker's push
             job.fail(ErrorCode.STEP_FAILED, _reason_of(error), step=job.staged_step)
             raise
         if watermarks := job.rejoin_all():
-            self._commit(watermarks, [])
+            self._commit(watermarks, [], Progress(rejoins=True))
+
+    def restore_prepared(self, job: Job, step: int, pushes: list[Push]) -> None:
+        """Makes a merged step the one that COMMIT applies."""
+        job.prepared = PreparedStep(step, pushes, [self._norms(push) for push in pushes])
+
+    def restore_committed(self, job: Job, factors: Mapping[int, NDArray[np.float32]]) -> list[Push]:
+        """Returns the pushes of the prepared step times their factors, which are kept; the caller applies them."""
+        pushes, job.prepared.pushes, job.prepared.factors = job.prepared.pushes, [], factors
+        return [self._tables[push.table_id].table.clip(push, factors[push.table_id]) for push in pushes]
 
     def _merged(self, job: Job, contributions: Sequence[Contribution]) -> list[Push]:
         """Returns one push for each table of a step."""
@@ -160,6 +172,11 @@ class Steps:
         sums = table.squared_norms(push)
         rows = sums.view(np.float32).reshape(-1, 2)
         return Block(Action.NORMS, push.table_id, table.spec.schema_hash, 2, len(sums), None, rows)
+
+
+def _step_of(header: Header) -> Progress:
+    """Returns what the push with this header completes: the step of its worker, if it is the last part."""
+    return Progress(header.step if header.part + 1 == header.num_parts else 0)
 
 
 def _reason_of(error: Exception) -> str:

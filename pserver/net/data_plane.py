@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import zmq
 
-from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
@@ -25,7 +24,7 @@ from fleet_sparse.wire.stream import Message
 
 from ..engine.shard import Shard
 from .protocol import AnyShard
-from .requests import Traffic, answer, deferred_answers
+from .requests import Traffic, answer, deferred_answers, forbid
 from .straight_path import StraightPath
 from .streams import Peer, Streams
 
@@ -71,7 +70,6 @@ class DataPlane:
         max_frame_bytes: Largest frame to accept.
         streams: Stream connections; closed with the data plane.
         zmq_host: Address of this machine to bind a ZeroMQ socket to, at a port that the system chooses; None for none.
-        credentials: Credentials of this process.
         straight_path: As `Settings.straight_path`; a read-only shard has none.
 
     Attributes:
@@ -91,7 +89,6 @@ class DataPlane:
         max_frame_bytes: int,
         streams: Streams | None = None,
         zmq_host: str | None = None,
-        credentials: Credentials = NO_KEYS,
         straight_path: bool = Settings.straight_path,
     ) -> None:
         self._shard = shard
@@ -110,14 +107,16 @@ class DataPlane:
         weakref.finalize(self, _close_both, self._woken, self.wake_fd)
         self._epoll = select.epoll()  # without streams, which have one of their own
         self._watch(self._woken)
+        if streams is not None:
+            streams.permits = self._permits
         self.traffic = Traffic()
         self.port = 0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         if zmq_host is not None:
-            self._bind(zmq_host, credentials)
+            self._bind(zmq_host)
 
-    def _bind(self, host: str, credentials: Credentials) -> None:
+    def _bind(self, host: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, self._max_frame_bytes)
@@ -126,7 +125,6 @@ class DataPlane:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.setsockopt(zmq.LINGER, LAST_REPLIES_MS)
         self._socket.setsockopt(zmq.IPV6, ":" in host)
-        credentials.protect_zmq(self._socket)
         self._socket.copy_threshold = COPY_BELOW_BYTES
         address = f"[{host}]" if ":" in host else host
         try:
@@ -225,6 +223,13 @@ class DataPlane:
                 self._send_deferred()
             if self._tasks or self._stopping:
                 return
+
+    def _permits(self, peer: Peer, message: Message) -> bool:
+        """Returns whether a client that is no trainer may make a request; if not, it is told."""
+        refusal = forbid(self._shard, peer.role, message)
+        if refusal is not None:
+            peer.send(refusal.parts)
+        return refusal is None
 
     def _answer_message(self, streams: Streams, peer: Peer, message: Message) -> None:
         parts = streams.split(peer, message)

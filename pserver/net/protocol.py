@@ -40,6 +40,10 @@ class AnyShard(Protocol):
         """The `step` of replies that are errors."""
         ...
 
+    def durable_push(self, client_id: bytes) -> int:
+        """The `push_floor` of replies to a client."""
+        ...
+
     def execute(self, header: Header, blocks: Sequence[Block]) -> Reply:
         """Carries out a request, as `Shard.execute`."""
         ...
@@ -105,7 +109,7 @@ def _reply_frame(shard: AnyShard, request: Header, reply: Reply, error: FrameErr
         request.client_epoch,
         request.request_id,
         reply.push_seq,
-        0,
+        shard.durable_push(request.client_id),
         reply.step,
         request.part,
         request.num_parts,

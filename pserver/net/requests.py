@@ -9,16 +9,20 @@ from dataclasses import dataclass
 import msgspec
 
 from fleet_sparse.errors import ErrorCode, ProtocolError
-from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.decode import HEADER_IN_ONE_PIECE, decode
 from fleet_sparse.wire.encode import encode
-from fleet_sparse.wire.frame_format import Buffer, Frame, FrameError, Op
+from fleet_sparse.wire.frame_format import HEADER_BYTES, Buffer, Frame, FrameError, Header, Op
+from fleet_sparse.wire.message_words import WORD_BYTES
+from fleet_sparse.wire.stream import Message
 
+from ..permissions import may_ask
 from ..throttled_log import ThrottledLog
 from . import protocol
 from .protocol import AnyShard
 
 _log = logging.getLogger(__name__)
 _refusals = ThrottledLog(_log)
+_OPS = frozenset(Op)
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
@@ -49,6 +53,33 @@ def answer(shard: AnyShard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
         _refusals.warning("shard %d: refused a frame: %s", shard.shard_index, error)
         return _encoded(shard, protocol.refuse(shard, None, FrameError(error.code, 0, str(error))))
     return _encoded(shard, protocol.answer(shard, frame))
+
+
+def forbid(shard: AnyShard, role: str, message: Message) -> Answer | None:
+    """The refusal of a request for which its client has not the role; None if the role may ask for it.
+
+    Of the request only the header is looked at. One that is too short for a header is left to `answer`.
+    """
+    begin = WORD_BYTES * message.num_parts
+    if len(message.data) < begin + HEADER_BYTES:
+        return None
+    fields = HEADER_IN_ONE_PIECE.unpack_from(message.data, begin)
+    op = fields[1]
+    if may_ask(role, op):
+        return None
+    known = Op(op) if op in _OPS else Op.PULL
+    part, num_parts = fields[3:5] if fields[3] < fields[4] else (0, 1)
+    header = Header(
+        known,
+        client_id=fields[9],
+        client_epoch=fields[10],
+        request_id=fields[12],
+        part=part,
+        num_parts=num_parts,
+    )
+    _refusals.warning("shard %d: %s: role %s may not ask for it", shard.shard_index, known.name, role)
+    error = FrameError(ErrorCode.FORBIDDEN, 0, f"{role} {known.name}")
+    return _encoded(shard, protocol.refuse(shard, header, error))
 
 
 def deferred_answers(shard: AnyShard) -> list[Answer]:

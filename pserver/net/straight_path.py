@@ -197,7 +197,7 @@ class StraightPath:
             num_blocks,
             request.request_id,
             reply.push_seq,
-            0,
+            0 if shard.log is None else shard.log.durable_push(request.client_id),
             reply.step,
             head_bytes,
             0,

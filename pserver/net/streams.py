@@ -19,12 +19,22 @@ from typing import TypeVar
 
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError, SettingError
+from fleet_sparse.keys import TRAINER
 from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
-from fleet_sparse.wire.stream import SOCKET_BUFFER_BYTES, Connection, FrameMemory, Message, Room, is_trusted, set_up
+from fleet_sparse.wire.stream import (
+    SOCKET_BUFFER_BYTES,
+    Connection,
+    FrameMemory,
+    Message,
+    Room,
+    is_trusted,
+    set_up,
+)
 
 from ..throttled_log import ThrottledLog
+from .handshakes import GONE_AFTER_S, Handshakes
 from .receiving import ReceivingBytes
 
 _log = logging.getLogger(__name__)
@@ -53,8 +63,10 @@ class Peer:
         memory: Memory for large frames.
         receiving: Bound for the large frames of all peers.
         watch: Called when the events it waits for have changed, or it is broken.
+        role: Role in the certificate of the client; that of a trainer if there are no keys.
 
     Attributes:
+        role: Role of the client.
         connection: The connection.
         next_request: As `Connection.receive_message`: returns the message of the next request.
         is_queued: Set by the owner: True if it is among the peers that may have a request.
@@ -70,7 +82,9 @@ class Peer:
         memory: FrameMemory,
         receiving: ReceivingBytes[Peer],
         watch: Callable[[Peer], None],
+        role: str = TRAINER,
     ) -> None:
+        self.role = role
         room = Room(partial(receiving.take, self), partial(receiving.release, self))
         self.connection = Connection(stream, max_frame_bytes, memory, self._on_events, room=room)
         self._receiving = receiving
@@ -204,11 +218,12 @@ class Streams:
         max_frame_bytes: Largest frame to accept.
         buffer_bytes: Buffer size of each Unix socket.
         max_receiving_bytes: As `Settings`.
-        credentials: Credentials of this process.
+        credentials: Credentials of this process; with keys, connections over TCP are TLS.
 
     Attributes:
         endpoint: Endpoint that workers connect to.
         ready: Peers that may have a request.
+        permits: Returns whether a request of a client that is no trainer is passed on; if not, it has answered it.
 
     Raises:
         SettingError: The address cannot be bound.
@@ -226,7 +241,6 @@ class Streams:
     ) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._buffer_bytes = buffer_bytes
-        self._credentials = credentials
         self._memory = FrameMemory()
         self._receiving: ReceivingBytes[Peer] = ReceivingBytes(max_receiving_bytes, Peer.pause, Peer.resume)
         self._listener, self.endpoint = _listen(host, advertised_host)
@@ -235,7 +249,12 @@ class Streams:
         self._checked_at = time.monotonic()
         self._epoll = select.epoll()
         self._watched: list[int] = []
+        self.permits: Callable[[Peer, Message], bool] = lambda _peer, _message: False
         self._is_listening = False
+        self._handshakes: Handshakes | None = None
+        if credentials.keys is not None and credentials.has_keys_for(self.endpoint):
+            self._handshakes = Handshakes(self._listener, credentials.keys, buffer_bytes)
+            self._epoll.register(self._handshakes.fd, select.EPOLLIN)
         self._listen(True)
 
     def watch(self, fd: int) -> None:
@@ -261,7 +280,9 @@ class Streams:
         for number, events in self._epoll.poll(timeout_s):
             peer = self.connections.get(number)
             if peer is None:
-                if number == self._listener.fileno():
+                if self._handshakes is not None and number == self._handshakes.fd:
+                    self._take_known(self._handshakes)
+                elif number == self._listener.fileno():
                     self._accept()
                 else:
                     others.append(number)
@@ -327,6 +348,9 @@ class Streams:
         if self._epoll.closed:
             return
         self._listen(False)
+        if self._handshakes is not None:
+            self._epoll.unregister(self._handshakes.fd)
+            self._handshakes.close()
         self._listener.close()
         for fd in self._watched:
             self._epoll.unregister(fd)
@@ -370,6 +394,8 @@ class Streams:
         if is_listening == self._is_listening:
             return
         self._is_listening = is_listening
+        if self._handshakes is not None:
+            return  # which accepts
         if is_listening:
             self._epoll.register(self._listener, select.EPOLLIN)
         else:
@@ -389,18 +415,39 @@ class Streams:
             self._listen(False)  # until the next check
             return
         try:
-            self._take(self._credentials.protect_stream(stream))
+            self._take(stream)
         except OSError as error:
             _refusals.warning("stream: ended a new connection: %s", error)
             stream.close()
 
+    def _take_known(self, handshakes: Handshakes) -> None:
+        for known in handshakes.take():
+            if len(self.connections) >= MAX_CONNECTIONS:
+                _refusals.warning("stream: %d connections; ended a new one", len(self.connections))
+                known.stream.close()
+            else:
+                self._add(known.stream, known.role)
+
     def _take(self, stream: socket.socket) -> None:
         if not is_trusted(stream):
             raise PermissionError(errno.EPERM, "the peer runs as another user")
-        set_up(stream, self._buffer_bytes)
-        peer = Peer(stream, self._max_frame_bytes, self._memory, self._receiving, self._watch)
+        set_up(stream, self._buffer_bytes, gone_after_s=GONE_AFTER_S)
+        self._add(stream, TRAINER)
+
+    def _add(self, stream: socket.socket, role: str) -> None:
+        peer = Peer(stream, self._max_frame_bytes, self._memory, self._receiving, self._watch, role)
         self._epoll.register(peer, peer.events)
         self.connections[peer.fileno()] = peer
+        if role != TRAINER:
+            peer.next_request = partial(self._next_permitted, peer)
+
+    def _next_permitted(self, peer: Peer) -> Message | None:
+        message = peer.connection.receive_message()
+        if message is None or self.permits(peer, message):
+            return message
+        if peer.connection.reader.begin < peer.connection.reader.end:
+            self._queue(peer)
+        return None
 
     def _watch(self, peer: Peer) -> None:
         if peer.is_broken:

@@ -111,6 +111,24 @@ def deltas(shard: ReadOnlyShard, chain: Chain) -> Change:
     return Change(changes, values)
 
 
+def reversal(shard: ReadOnlyShard, post: Post) -> Change:
+    """Returns what makes the older version of a shard of its newest one. Nothing is read from a snapshot.
+
+    Args:
+        shard: The shard, which has two versions; nobody changes it meanwhile.
+        post: Runs reads, of a fraction of a millisecond each.
+    """
+    changes: list[RowChanges] = []
+    for table_id, table in shard.tables.items():
+        changed = table.rows.changed_ids()
+        for begin in range(0, len(changed), _COMPARED_AT_ONCE):
+            ids = changed[begin : begin + _COMPARED_AT_ONCE]
+            rows = np.empty((len(ids), table.spec.dim), np.float32)
+            post(partial(table.rows.pull, ids, rows, is_older=True)).result()
+            changes.append(RowChanges(table_id, ids, rows))
+    return Change(changes, {table_id: array.values.older for table_id, array in shard.arrays.items()})
+
+
 def differences(shard: ReadOnlyShard, chain: Chain, post: Post) -> Change:
     """Reads any snapshot and compares it with the newest version of a shard. It holds the rows that differ alone.
 

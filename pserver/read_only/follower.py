@@ -17,7 +17,7 @@ from fleet_sparse.snapshot.directory import Directory
 from fleet_sparse.snapshot.manifest import version_of
 from fleet_sparse.snapshot.store import SnapshotStore
 
-from .content import Chain, Change, Post, deltas, differences
+from .content import Chain, Change, Post, deltas, differences, reversal
 from .shard import ReadOnlyShard
 
 _log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Follower:
         if self._adopted_at is not None and now - self._adopted_at < self._version_keep_s:
             return False
         begun_at = self._clock()
-        change = self._change_to(chain, served)
+        change = self._change_to(chain, version)
         num_rows = self._apply(version, change)
         self._adopted_at = self._clock()
         self.stats.num_adopted += 1
@@ -149,7 +149,10 @@ class Follower:
         self.on_change()
         return True
 
-    def _change_to(self, chain: Chain, served: Version) -> Change:
+    def _change_to(self, chain: Chain, version: Version) -> Change:
+        served, *older = self._shard.versions
+        if version in older:
+            return reversal(self._shard, self._post)
         checksums = [version_of(manifest).checksum for _, manifest in chain]
         if served.checksum in checksums:
             return deltas(self._shard, chain[checksums.index(served.checksum) + 1 :])

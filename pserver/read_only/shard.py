@@ -216,6 +216,10 @@ class ReadOnlyShard:
             Op.ROWS, [self._read(index, block, is_newest) for index, block in enumerate(blocks)], 0, header.step
         )
 
+    def durable_push(self, client_id: bytes) -> int:
+        """Returns 0: nothing is pushed."""
+        return 0
+
     def take_deferred_replies(self) -> list[DeferredReply]:
         """Returns nothing: no request is deferred."""
         return []

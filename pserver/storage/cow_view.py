@@ -210,6 +210,18 @@ class CowView:
         """
         return self._hashes[: len(self.part)]
 
+    @property
+    def changed(self) -> NDArray[np.int64]:
+        """The ids of the part whose rows changed since the last view that was kept, in the order of their hash.
+
+        Raises:
+            SnapshotError, ValueError: As `ids`.
+        """
+        ids = self.ids
+        rows, bits = self._hash_rows[: len(ids)], self._changes.rows
+        is_changed: NDArray[np.bool_] = (bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).astype(np.bool_)
+        return ids[is_changed]
+
     def collect(self, max_segments: int | None = None) -> bool:
         """Copies the ids of the part in the next segments of the 1024 of the index. Returns False once all are copied.
 

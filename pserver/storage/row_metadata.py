@@ -92,6 +92,12 @@ class RowMetadata:
         if num_left:
             self._dirty[num_full] |= (1 << num_left) - 1
 
+    def restore_changes(self, row_indices: NDArray[np.int64], removed: NDArray[np.int64]) -> None:
+        """Marks rows as changed, not as pushed today, and ids as removed."""
+        set_bits(self._dirty, row_indices)
+        if len(removed):
+            self._removed.append(removed)
+
     def note_load(self, ids: NDArray[np.int64], row_indices: NDArray[np.int64]) -> None:
         """Forgets that rows were pushed today, because their columns were loaded. Loaded rows are not dirty.
 

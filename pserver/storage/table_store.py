@@ -579,6 +579,22 @@ class TableStore:
         self._remove(removed, num_removed, noted=noted)
         return num_removed
 
+    def restore_changes(self, ids: NDArray[np.int64], *, is_removed: bool) -> None:
+        """Makes ids part of the next delta; ids without a row are ignored.
+
+        Args:
+            ids: `(n,)`.
+            is_removed: True if they were removed; they may have rows again.
+        """
+        self._check_open()
+        ids = self._checked_ids(ids)
+        if is_removed:
+            self._metadata.restore_changes(np.empty(0, np.int64), ids.copy())
+            return
+        row_indices = np.empty(len(ids), np.int64)
+        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+        self._metadata.restore_changes(row_indices[row_indices >= 0], np.empty(0, np.int64))
+
     def end_day(self) -> None:
         """Ends a day of the table. Once the first one has ended, the table has the column `last_update_day`.
 

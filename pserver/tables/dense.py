@@ -31,7 +31,7 @@ from fleet_sparse.wire.row_dtype import FrameRows, RowDtype, copy_from_frame
 from ..refusal import Refusal
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .mutations import Assignment, Average, Push, Replacement
-from .table import Part, Post, TableContext, TableRemoval
+from .table import OnChanged, Part, Post, TableContext, TableRemoval
 
 _FIRST_ROW = np.zeros(1, np.int64)
 _ONE = np.float32(1)
@@ -240,9 +240,12 @@ class DenseCut:
     def back_memory(self) -> None:
         """Does nothing: the copy is complete."""
 
-    def export(self, writer: RowsWriter, post: Post) -> None:
+    def export(self, writer: RowsWriter, post: Post, on_changed: OnChanged | None = None) -> None:
         """As `TableCut.export`."""
         self._write(writer)
+
+    def release(self) -> None:
+        """Does nothing: the copy is freed with the object."""
 
     def end(self, *, kept: bool) -> None:
         """Does nothing: the copy is freed with the object, and the next delta contains all values again."""
@@ -286,6 +289,11 @@ class DenseTable:
     def num_bytes(self) -> int:
         """As `Table.num_bytes`."""
         return self.range.num_bytes
+
+    @property
+    def is_partly_assigned(self) -> bool:
+        """As `Table.is_partly_assigned`."""
+        return self.range.num_written > 0 and not self.range.assigned
 
     def check(self, block: Block) -> None:
         """As `Table.check`."""
@@ -459,6 +467,9 @@ class DenseTable:
     def capture(self, *, only_changed: bool, ends_day: bool, left_out: Sequence[Criterion] = ()) -> DenseCut:
         """As `Table.capture`."""
         return DenseCut(self.range, self.optimizer_step)
+
+    def restore_changes(self, ids: NDArray[np.int64], *, is_removed: bool, is_counter: bool) -> None:
+        """Does nothing: every delta contains all values."""
 
     def source_shards(self, manifest: Manifest) -> list[int]:
         """As `Table.source_shards`."""

@@ -46,6 +46,7 @@ class EmbeddingTable:
 
     is_selectable = True
     is_incremental = True
+    is_partly_assigned = False
 
     def __init__(self, spec: TableSpec, context: TableContext) -> None:
         self.spec = spec
@@ -90,15 +91,14 @@ class EmbeddingTable:
         """Writes where the rows are, as `TableStore.describe`; returns True if pushes do no more than those kernels."""
         has_plain_pushes = self.store.describe(row)
         row[words.DIM], row[words.OPTIMIZER_STEP] = self._dim, self._optimizer_step.ctypes.data
-        if self.store.num_rows + MAX_UNCHECKED_IDS > self.limit.unchecked_rows:
+        if not self._has_unchecked_room:
             self.limit.num_free(self.store.num_rows)
-        has_room = self.store.num_rows + MAX_UNCHECKED_IDS <= self.limit.unchecked_rows
-        return has_plain_pushes and has_room and self.admission is None and not self._statistics
+        return has_plain_pushes and self._has_unchecked_room and self.admission is None and not self._statistics
 
     def note_growth(self, num_before: int) -> None:
         """As `TableStore.note_growth`."""
         self.store.note_growth(num_before)
-        if self.store.num_rows + MAX_UNCHECKED_IDS > self.limit.unchecked_rows:
+        if not self._has_unchecked_room:
             self._context.layout.change(self._table_id)
 
     @property
@@ -297,6 +297,14 @@ class EmbeddingTable:
             cut.end(kept=False)
             raise
 
+    def restore_changes(self, ids: NDArray[np.int64], *, is_removed: bool, is_counter: bool) -> None:
+        """As `Table.restore_changes`. Those of counters that an adopted spec dropped have no effect."""
+        counters = None if self.admission is None else self.admission.counters
+        if not is_counter:
+            self.store.restore_changes(ids, is_removed=is_removed)
+        elif counters is not None:
+            counters.store.restore_changes(ids, is_removed=is_removed)
+
     def source_shards(self, manifest: Manifest) -> list[int]:
         """As `Table.source_shards`."""
         return shards_with(manifest, self._owned)
@@ -391,6 +399,8 @@ class EmbeddingTable:
     def _within_limit(self, push: Push, ids: NDArray[np.int64]) -> Push:
         """Leaves out ids without a row for which there is no room, the last ones of the push."""
         num_free = self.limit.num_free(self.store.num_rows)
+        if self._has_unchecked_room:
+            self._context.layout.change(self._table_id)  # pushes are plain again
         if len(ids) <= num_free:
             return push
         rejected = np.flatnonzero(~self.store.has_rows(ids))[num_free:]
@@ -398,6 +408,11 @@ class EmbeddingTable:
             return push
         self.limit.reject(len(rejected))
         return push.of_ids(np.delete(np.arange(len(ids)), rejected))
+
+    @property
+    def _has_unchecked_room(self) -> bool:
+        """True if the rows of any plain push fit without a look at the limit."""
+        return self.store.num_rows + MAX_UNCHECKED_IDS <= self.limit.unchecked_rows
 
     @property
     def _owned(self) -> NDArray[np.bool_]:

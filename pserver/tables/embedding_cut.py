@@ -18,7 +18,7 @@ from fleet_sparse.snapshot.rows_writer import RowsWriter
 
 from ..storage.row_metadata import MAX_DAYS
 from ..storage.table_store import TableStore
-from .table import Post, TableCut
+from .table import OnChanged, Post, TableCut
 
 SLICE_ROWS = 8192
 """Largest number of rows that are copied at once. A block of narrow rows has many more, and to find them takes longer
@@ -36,10 +36,15 @@ class JoinedCut:
         for cut in self._cuts:
             cut.back_memory()
 
-    def export(self, writer: RowsWriter, post: Post) -> None:
+    def export(self, writer: RowsWriter, post: Post, on_changed: OnChanged | None = None) -> None:
         """As `TableCut.export`."""
         for cut in self._cuts:
-            cut.export(writer, post)
+            cut.export(writer, post, on_changed)
+
+    def release(self) -> None:
+        """As `TableCut.release`."""
+        for cut in self._cuts:
+            cut.release()
 
     def end(self, *, kept: bool) -> None:
         """As `TableCut.end`."""
@@ -83,7 +88,7 @@ class EmbeddingCut:
         """As `TableCut.back_memory`."""
         self._view.back_memory()
 
-    def export(self, writer: RowsWriter, post: Post) -> None:
+    def export(self, writer: RowsWriter, post: Post, on_changed: OnChanged | None = None) -> None:
         """As `TableCut.export`. The owner copies the rows in slices."""
         view, spec = self._view, self._spec
         # A table whose first day ends with this save has columns in the file that the store does not have yet.
@@ -95,12 +100,20 @@ class EmbeddingCut:
             while post(view.collect).result():
                 pass
             view.arrange()
+            if on_changed is not None:
+                on_changed(spec, view.changed, is_removed=False)
             for rows in self._slices(view.part, slice_rows, post):
                 writer.write_rows(rows.with_columns(columns))
         post(view.release).result()
+        if on_changed is not None:
+            on_changed(spec, view.removed, is_removed=True)
         if self._only_changed:
             writer.write_removed(view.removed[np.argsort(hash_ids(view.removed, spec.salt))])
         writer.end_table()
+
+    def release(self) -> None:
+        """As `TableCut.release`."""
+        self._view.release()
 
     def end(self, *, kept: bool) -> None:
         """As `TableCut.end`."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from fleet_sparse import machine_memory
@@ -43,6 +44,9 @@ class MemoryUse:
     Args:
         read: Reads it.
         clock: Returns monotonic time in seconds.
+
+    Attributes:
+        read: As given.
     """
 
     def __init__(
@@ -50,20 +54,33 @@ class MemoryUse:
         read: Callable[[], float] = machine_memory.used_share,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read = read
+        self.read = read
         self._clock = clock
+        self._is_ignored = False
         self._share = 0.0
         self._read_at: float | None = None
 
     def share(self) -> float:
         """Returns the share of memory in use."""
+        if self._is_ignored:
+            return 0.0
         now = self._clock()
         if self._read_at is None or now - self._read_at > FRESH_S:
-            self._share, self._read_at = self._read(), now
+            self._share, self._read_at = self.read(), now
         return self._share
 
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Counts memory as free until the block ends: a log is replayed with all its rows, or not at all."""
+        self._is_ignored = True
+        try:
+            yield
+        finally:
+            self._is_ignored = False
 
-_MEMORY_USE = MemoryUse()
+
+MEMORY_USE = MemoryUse()
+"""That of this process."""
 
 
 class RowLimit:
@@ -86,7 +103,7 @@ class RowLimit:
         limits: RowLimits,
         row_bytes: int,
         where: str,
-        used_share: Callable[[], float] = _MEMORY_USE.share,
+        used_share: Callable[[], float] = MEMORY_USE.share,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         bounds = [limits.max_rows] if limits.max_rows else []

@@ -59,22 +59,39 @@ class TableRemoval(NamedTuple):
     """The removed ids with the smallest hashes."""
 
 
+class OnChanged(Protocol):
+    """Gets the ids that changed since the last cut that was kept, in parts."""
+
+    def __call__(self, spec: TableSpec, ids: NDArray[np.int64], *, is_removed: bool) -> None:
+        """Gets some of them.
+
+        Args:
+            spec: Spec of the table, or of its counters.
+            ids: Distinct ids.
+            is_removed: True if they were removed; they may have rows again.
+        """
+
+
 class TableCut(Protocol):
     """The content of a table at the cut of a save. `export` and `back_memory` run in any thread but the owner's."""
 
     def back_memory(self) -> None:
         """Asks the system to back memory that pushes during the save touch."""
 
-    def export(self, writer: RowsWriter, post: Post) -> None:
+    def export(self, writer: RowsWriter, post: Post, on_changed: OnChanged | None = None) -> None:
         """Writes the content to a rows file, once.
 
         Args:
             writer: Between two tables.
             post: Runs whatever reads the table itself.
+            on_changed: Called with what the next delta would contain of an incremental table.
 
         Raises:
             SnapshotError: Pushes needed too much memory for pre-images, or the system or `post` refused.
         """
+
+    def release(self) -> None:
+        """Frees memory because nothing will be exported. The thread that owns the shard calls it."""
 
     def end(self, *, kept: bool) -> None:
         """Ends the cut and frees its memory, in the thread that owns the shard. A second call does nothing.
@@ -113,6 +130,10 @@ class Table(Protocol):
     @property
     def num_bytes(self) -> int:
         """Memory of values and optimizer state."""
+
+    @property
+    def is_partly_assigned(self) -> bool:
+        """True if some of the first values of a dense array have arrived, and not all."""
 
     @property
     def num_parameters(self) -> int:
@@ -219,6 +240,9 @@ class Table(Protocol):
             SnapshotError: The saved table would be too old. Nothing was begun.
             MemoryError: The system refuses the memory. Nothing was begun.
         """
+
+    def restore_changes(self, ids: NDArray[np.int64], *, is_removed: bool, is_counter: bool) -> None:
+        """Makes ids part of the next delta, as `OnChanged` got them."""
 
     def source_shards(self, manifest: Manifest) -> Iterable[int]:
         """Returns the shards of a snapshot whose files can contain something of this table."""

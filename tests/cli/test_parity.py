@@ -99,7 +99,8 @@ def test_each_way_of_serving_is_shown(differences) -> None:
     differences(("plain model", 2e-7), ("ONNX model", None))
     result = parity("--serving", "--servers", "0")
     assert re.search(r"plain model +│ 1 \(full\) │ +2\.0e-07 │ +yes", result.output)
-    assert "needs fleet-sparse[onnx]" in result.output
+    assert re.search(r"ONNX model +│ 1 \(full\) │ +- │ +skipped", result.output)
+    assert "skipped: ONNX model: needs fleet-sparse[onnx]" in result.output
     assert result.exit_code == 0
 
 

@@ -56,7 +56,15 @@ def are_equal_bit_by_bit(first: Trained, second: Trained) -> bool:
     return all(first.values[name].tobytes() == values.tobytes() for name, values in second.values.items())
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adam", "clipped SGD"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "Adam",
+        "clipped SGD",
+        pytest.param("SGD", marks=pytest.mark.slow),
+        pytest.param("Adagrad", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.guarantee("D9", "D10")
 def test_all_reduced_training_equals_that_on_pservers(tmp_path: Path, endpoints: str, optimizer: str) -> None:
     """Over 50 steps, some with unequal batches; worker 0 trains the last one without worker 1."""

@@ -68,7 +68,7 @@ def test_client_trains_on_2_pservers_with_2_workers(tmp_path: Path) -> None:
     assert (tmp_path / "model" / "000001-full" / "shard-1-of-2.fss").is_file()
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_online_client_learns_day_by_day(data: Path, num_workers: int) -> None:
     logs = outputs("client_online.py", data, num_workers)
     found = [re.findall(r"^(\d+) (\w+) auc (\S+) clicks (\S+) of (\S+)", log, re.MULTILINE) for log in logs]

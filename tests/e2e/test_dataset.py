@@ -80,7 +80,7 @@ def written(path: Path, num_lines: int, seed: int) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["InMemoryDataset", "QueueDataset"])
+@pytest.mark.parametrize("kind", ["InMemoryDataset", pytest.param("QueueDataset", marks=pytest.mark.slow)])
 def test_a_killed_job_resumes_within_its_data_set(tmp_path: Path, kind: str) -> None:
     sizes = (33, 30, 31, 38)
     variables = {

@@ -14,17 +14,20 @@ from pathlib import Path
 
 import pytest
 
+from fleet_sparse.pserver.log.log_format import HEADER_BYTES, Kind, find_record, is_segment
+from fleet_sparse.pserver.log.log_reader import read_header
 from support.jobs import SCRIPTS, TIMEOUT_S, environment
 
 SCRIPT = "counting.py"
 
 
 class RunningJob:
-    """A fleetrun of 2 pservers and 2 workers, and its logs."""
+    """A fleetrun of 2 pservers and some workers, and its logs."""
 
-    def __init__(self, launcher: subprocess.Popen[str], directory: Path) -> None:
+    def __init__(self, launcher: subprocess.Popen[str], directory: Path, num_workers: int) -> None:
         self.launcher = launcher
         self._directory = directory
+        self._num_workers = num_workers
 
     def log(self, name: str) -> str:
         path = self._directory / "log" / name
@@ -43,7 +46,7 @@ class RunningJob:
 
     def wait_for_steps(self, num_steps: int) -> None:
         """Waits until each worker has made so many more steps."""
-        targets = [self.steps(worker) + num_steps for worker in range(2)]
+        targets = [self.steps(worker) + num_steps for worker in range(self._num_workers)]
         self.wait_for(lambda: all(self.steps(worker) >= target for worker, target in enumerate(targets)))
 
     def pserver_pid(self, shard: int) -> int:
@@ -54,14 +57,17 @@ class RunningJob:
 
     def finish(self) -> None:
         (self._directory / "finish").touch()
-        self.wait_for(lambda: all("ended well" in self.log(f"workerlog.{worker}") for worker in range(2)))
+        workers = range(self._num_workers)
+        self.wait_for(lambda: all("ended well" in self.log(f"workerlog.{worker}") for worker in workers))
         self.launcher.wait(TIMEOUT_S)
 
 
 @contextmanager
-def running_job(directory: Path, **variables: str) -> Iterator[RunningJob]:
+def running_job(
+    directory: Path, script: str = SCRIPT, *, num_workers: int = 2, **variables: str
+) -> Iterator[RunningJob]:
     command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
-    command += ["--server_num", "2", "--worker_num", "2", str(SCRIPTS / SCRIPT)]
+    command += ["--server_num", "2", "--worker_num", str(num_workers), str(SCRIPTS / script)]
     with subprocess.Popen(
         command,
         cwd=directory,
@@ -72,7 +78,7 @@ def running_job(directory: Path, **variables: str) -> Iterator[RunningJob]:
         start_new_session=True,
     ) as launcher:
         try:
-            yield RunningJob(launcher, directory)
+            yield RunningJob(launcher, directory, num_workers)
         finally:
             # A signal ends fleetrun but not its children, which are in its process group.
             with suppress(ProcessLookupError):  # all of them ended by themselves
@@ -115,6 +121,144 @@ def test_killed_pserver_costs_the_reported_pushes_only(tmp_path: Path, mode: str
         check_counts(job, steps_per_push)
 
 
+@pytest.mark.guarantee("W7")
+@pytest.mark.parametrize(
+    ("mode", "steps_per_push"),
+    [
+        ("async", 1),
+        ("sync", 1),
+        pytest.param("lag", 1, marks=pytest.mark.slow),
+        pytest.param("geo", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_pserver_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mode: str, steps_per_push: int) -> None:
+    with running_job(tmp_path, MODE=mode, FLEET_SPARSE_DURABILITY="log") as job:
+        job.wait_for_steps(100)
+        for shard in (1, 0, 1):
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+            job.wait_for_steps(100)
+        job.finish()
+        assert job.launcher.returncode == 0
+        for worker in range(2):
+            assert lost_pushes(job.log(f"workerlog.{worker}")) == {0: 0, 1: 0}
+        check_counts(job, steps_per_push)
+
+
+def trailing_commits(path: Path) -> list[int]:
+    """Returns the offsets of the commits behind the newest record of another kind in a segment of a log."""
+    data, offset = memoryview(path.read_bytes()), HEADER_BYTES
+    commits: list[int] = []
+    while not isinstance(head := find_record(data, offset), str):
+        commits = [*commits, offset] if head.kind in (Kind.APPLY, Kind.PREPARE, Kind.COMMIT) else []
+        offset += head.end
+    return commits
+
+
+def last_segment(directory: Path, shard: int) -> Path:
+    segments = [path for path in sorted(directory.rglob("*.fsl")) if is_segment(path.name)]
+    return [path for path in segments if read_header(path).identity.shard == shard][-1]
+
+
+def lose_power(job: RunningJob, shard: int, directory: Path, num_commits: int = 1) -> None:
+    """Kills a pserver and cuts its log as the power cut of a machine may, by at least `num_commits` commits.
+
+    Nothing is synced to the disk but what the pserver waits for, so all commits behind the newest other record may be
+    lost. Half of them are. Records of other kinds come at any time, so the pserver runs until there are enough commits.
+    """
+    pid = job.pserver_pid(shard)
+    supervisor = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        while len(trailing_commits(last_segment(directory, shard))) < 2 * num_commits:
+            os.kill(pid, signal.SIGCONT)
+            job.wait_for_steps(num_commits)
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        path = last_segment(directory, shard)
+        commits = trailing_commits(path)
+        os.truncate(path, commits[len(commits) // 2])
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+
+
+@pytest.mark.guarantee("W10")
+@pytest.mark.parametrize(
+    ("mode", "steps_per_push"),
+    [
+        pytest.param("async", 1, marks=pytest.mark.slow),
+        ("sync", 1),
+        pytest.param("lag", 1, marks=pytest.mark.slow),
+        pytest.param("geo", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_power_cut_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mode: str, steps_per_push: int) -> None:
+    variables = {"FLEET_SPARSE_DURABILITY": "log", "FLEET_SPARSE_LOG_SYNC_S": "1000"}
+    with running_job(tmp_path, MODE=mode, **variables) as job:
+        job.wait_for(lambda: "saved" in job.log("workerlog.0"))
+        job.wait_for_steps(100)
+        for shard in (1, 0, 1):
+            lose_power(job, shard, tmp_path, num_commits=10)
+            job.wait_for_steps(100)
+        job.finish()
+        assert job.launcher.returncode == 0
+        for worker in range(2):
+            assert lost_pushes(job.log(f"workerlog.{worker}")) == {0: 0, 1: 0}
+        check_counts(job, steps_per_push)
+
+
+def losses_of_logged_job(
+    directory: Path, kills: Sequence[int], num_workers: int, *, loses_power: bool = False, **variables: str
+) -> list[str]:
+    """Runs a sync job with a log, whose pservers are killed in this order; returns the losses of each worker."""
+    directory.mkdir()
+    variables["FLEET_SPARSE_DURABILITY"] = "log"
+    with running_job(directory, "logged.py", num_workers=num_workers, **variables) as job:
+        for shard in kills:
+            job.wait_for_steps(40)
+            if loses_power:
+                lose_power(job, shard, directory)
+            else:
+                os.kill(job.pserver_pid(shard), signal.SIGKILL)
+        job.finish()
+        assert job.launcher.returncode == 0
+    losses = [(directory / f"losses{worker}").read_text() for worker in range(num_workers)]
+    assert [len(each.splitlines()) for each in losses] == [300] * num_workers
+    return losses
+
+
+@pytest.mark.guarantee("W7")
+@pytest.mark.guarantee("W8")
+@pytest.mark.parametrize(
+    ("num_workers", "look_ahead", "clip"),
+    [
+        (2, "1", "1"),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in [(2, "1", ""), (2, "", "1"), (1, "", ""), (1, "1", "1")]
+        ),
+    ],
+)
+def test_killed_pserver_with_a_log_changes_no_loss_by_a_bit(
+    tmp_path: Path, num_workers: int, look_ahead: str, clip: str
+) -> None:
+    variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip}
+    undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], num_workers, **variables)
+    assert losses_of_logged_job(tmp_path / "killed", [0, 1, 0, 0], num_workers, **variables) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("W10")
+@pytest.mark.parametrize(("num_workers", "look_ahead"), [(2, ""), (2, "1"), (1, "")])
+def test_power_cut_with_a_log_changes_no_loss_by_a_bit(tmp_path: Path, num_workers: int, look_ahead: str) -> None:
+    variables = {"LOOK_AHEAD": look_ahead, "CLIP": "", "FLEET_SPARSE_LOG_SYNC_S": "1000"}
+    undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], num_workers, **variables)
+    disturbed = losses_of_logged_job(tmp_path / "cut", [0, 1, 0], num_workers, loses_power=True, **variables)
+    assert disturbed == undisturbed
+
+
 @pytest.mark.slow
 def test_suspended_pserver_is_replaced_after_the_stall_time(tmp_path: Path) -> None:
     with running_job(tmp_path, FLEET_SPARSE_STALL_S="2") as job:
@@ -149,9 +293,30 @@ def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) ->
         assert any("ShardUnavailable: shard 1" in job.log(f"workerlog.{worker}") for worker in range(2))
 
 
+@pytest.mark.slow
+def test_worker_that_dies_with_the_pservers_returns_to_its_job(tmp_path: Path) -> None:
+    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3", FLEET_SPARSE_DURABILITY="log") as job:
+        job.wait_for_steps(50)
+        for shard in range(2):
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+        os.kill(job.worker_pids(1)[0], signal.SIGKILL)
+        job.wait_for(lambda: len(job.worker_pids(1)) == 2)
+        job.wait_for(lambda: job.log("workerlog.1").count("step 50\n") == 2)
+        job.finish()
+        check_counts(job, 1, workers=[0])
+        assert job.launcher.returncode == 0
+
+
 @pytest.mark.guarantee("A6")
-def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path) -> None:
-    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3") as job:
+@pytest.mark.parametrize(
+    "resumes",
+    [
+        pytest.param("", id="script that begins", marks=pytest.mark.slow),
+        pytest.param("1", id="script that resumes"),
+    ],
+)
+def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: str) -> None:
+    with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3", RESUMES=resumes) as job:
         job.wait_for_steps(50)
         os.kill(job.worker_pids(1)[0], signal.SIGKILL)
         job.wait_for(lambda: len(job.worker_pids(1)) == 2)
@@ -159,3 +324,50 @@ def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path) -> None:
         job.finish()
         check_counts(job, 1, workers=[0])
         assert job.launcher.returncode == 0
+
+
+Kill = Sequence[tuple[str, int]]
+"""Role and index of processes that are killed together."""
+
+
+def losses_of_resumed_job(directory: Path, kills: Sequence[Kill], **variables: str) -> list[dict[int, str]]:
+    """Runs the job, in which processes are killed; returns the last loss of each step, by worker."""
+    directory.mkdir()
+    with running_job(directory, "resuming.py", FLEET_SPARSE_RESTARTS="10", **variables) as job:
+        for number, kill in enumerate(kills, 1):
+            job.wait_for(lambda n=number: all(job.log(f"workerlog.{w}").count("waits\n") == n for w in range(2)))
+            for role, index in kill:
+                os.kill(job.worker_pids(index)[-1] if role == "worker" else job.pserver_pid(index), signal.SIGKILL)
+            (directory / f"go{number}").touch()
+        job.wait_for(lambda: all("ended well" in job.log(f"workerlog.{worker}") for worker in range(2)))
+        assert job.launcher.wait(TIMEOUT_S) == 0
+        logs = [job.log(f"workerlog.{worker}") for worker in range(2)]
+    assert [log.count("resumes at") for log in logs] == [1 + len(kills)] * 2
+    written = [(directory / f"losses{worker}").read_text().splitlines() for worker in range(2)]
+    return [{int(step): loss for step, loss in map(str.split, lines)} for lines in written]
+
+
+@pytest.mark.guarantee("S8")
+@pytest.mark.parametrize(
+    ("rule", "clip", "kills"),
+    [
+        ("Adam", "", [[("worker", 1)], [("pserver", 0)]]),
+        pytest.param("Adam", "1", [[("pserver", 1)], [("worker", 0)]], marks=pytest.mark.slow),
+        *(pytest.param(rule, "", [[("worker", 0)]], marks=pytest.mark.slow) for rule in ("SGD", "Adagrad", "Momentum")),
+    ],
+)
+def test_killed_sync_job_has_the_losses_of_an_undisturbed_one(
+    tmp_path: Path, rule: str, clip: str, kills: Sequence[Kill]
+) -> None:
+    undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [], RULE=rule, CLIP=clip)
+    assert [sorted(losses) for losses in undisturbed] == [list(range(1, 121))] * 2
+    assert losses_of_resumed_job(tmp_path / "killed", kills, RULE=rule, CLIP=clip, KILLS=str(len(kills))) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_pservers", [1, 2])
+def test_sync_worker_dies_with_logged_pservers_changes_no_loss(tmp_path: Path, num_pservers: int) -> None:
+    undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [])
+    kill = [("worker", 1), *(("pserver", shard) for shard in range(num_pservers))]
+    variables = {"KILLS": "1", "FLEET_SPARSE_DURABILITY": "log"}
+    assert losses_of_resumed_job(tmp_path / "killed", [kill], **variables) == undisturbed

@@ -6,9 +6,11 @@ import http.client
 import importlib.util
 import io
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -32,6 +34,7 @@ class Service(NamedTuple):
     """A running service."""
 
     host: str
+    directory: Path
     pservers: LocalPservers
     ids: Any
     expected: Any
@@ -73,9 +76,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         ) as process:
             try:
                 url = wait_for_line(process, r"^(http://\S+)$")[1]
-                yield Service(urlsplit(url).netloc, pservers, known["ids"], known["prediction"])
+                yield Service(urlsplit(url).netloc, directory, pservers, known["ids"], known["prediction"])
             finally:
-                process.terminate()
+                process.send_signal(signal.SIGINT)  # as Ctrl-C
+                output, _ = process.communicate(timeout=60)
+        assert (process.returncode, "Traceback" in output) == (0, False), output
 
 
 def npz_of(**arrays: Any) -> bytes:
@@ -148,7 +153,15 @@ def test_a_wrong_feed_is_422_and_named(service: Service, value: Any, text: str) 
     assert text in answer["detail"]
 
 
-@pytest.mark.parametrize("body", [b"", b"PK\x03\x04", npz_of(ids=np.array([{}], object))])
+def damaged() -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, ids=np.arange(3000))
+    content = bytearray(file.getvalue())
+    content[60:200] = bytes(140)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("body", [b"", b"PK\x03\x04", npz_of(ids=np.array([{}], object)), damaged()])
 def test_an_npz_that_is_none_is_422(service: Service, body: bytes) -> None:
     status, _, answer = service.ask("POST", "/predict", body, NPZ)
     assert status == 422
@@ -165,6 +178,28 @@ def test_more_examples_than_allowed_are_413(service: Service) -> None:
     status, _, answer = service.predict({"ids": [[1, 2, 3, 4]] * (MAX_BATCH + 1)})
     assert status == 413
     assert f"{MAX_BATCH + 1} examples" in answer["detail"]
+
+
+@pytest.mark.parametrize("model", ["absent", "serve"])
+def test_a_service_that_cannot_begin_says_why_in_one_line(service: Service, model: str) -> None:
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(APP),
+        model,
+        "--pservers",
+        service.pservers.endpoints[0],
+        "--port",
+        "0",
+    ]
+    ended = subprocess.run(
+        command, cwd=service.directory, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    (line,) = [each for each in ended.stderr.splitlines() if not each.startswith("[")]  # logs are the others
+    assert ended.returncode == 1
+    assert line.startswith("app.py: ")
+    assert ("it has no SERVING.json" if model == "absent" else "it is shard 0 of 3, should be shard 0 of 1") in line
 
 
 def test_without_a_pserver_it_is_alive_but_not_ready(service: Service) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.serving.predictor import Predictor
@@ -45,45 +49,93 @@ def export(directory: Path, *arguments: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize(("num_servers", "num_workers"), [(1, 1), (2, 2), (3, 1)])
-def test_a_job_and_its_plain_model_predict_alike(tmp_path: Path, num_servers: int, num_workers: int) -> None:
-    outputs_of("served.py", tmp_path, num_workers, num_servers=num_servers)
-    store = SnapshotStore(directory_at(tmp_path / "serve" / "rows"))
-    assert [store.manifest(name).num_shards for name in store.snapshots()] == [num_servers]
-    assert "table 'items': 43 rows, float32" in export(tmp_path, "serve", "out")
+class ServedJob(NamedTuple):
+    """A job that saved a model in `serve` and ended."""
+
+    directory: Path
+    num_servers: int
+
+    def expected(self) -> dict[str, NDArray[Any]]:
+        """Returns what worker 0 read."""
+        with np.load(self.directory / "expected.npz") as file:
+            return dict(file)
+
+
+@pytest.fixture(scope="module")
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedJob:
+    num_servers, num_workers = request.param
+    directory = tmp_path_factory.mktemp("served")
+    outputs_of("served.py", directory, num_workers, num_servers=num_servers)
+    return ServedJob(directory, num_servers)
+
+
+@pytest.mark.parametrize("job", [(1, 1), (2, 2), (3, 1)], indirect=True)
+def test_a_job_and_its_plain_model_predict_alike(job: ServedJob) -> None:
+    directory = job.directory
+    store = SnapshotStore(directory_at(directory / "serve" / "rows"))
+    assert [store.manifest(name).num_shards for name in store.snapshots()] == [job.num_servers]
+    assert "table 'items': 43 rows, float32" in export(directory, "serve", "out")
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PREDICTS], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", "-c", PREDICTS], cwd=directory, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    assert "wrote rows" in export(tmp_path, "serve", "rows", "--format", "dictionary", "--dtype", "int8")
-    assert "table 'items' is intact: 43 rows, int8" in export(tmp_path, "--verify", "rows")
+    assert "wrote rows" in export(directory, "serve", "rows", "--format", "dictionary", "--dtype", "int8")
+    assert "table 'items' is intact: 43 rows, int8" in export(directory, "--verify", "rows")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_servers", [1, 2, 3])
-def test_any_number_of_pservers_reads_what_others_saved(tmp_path: Path, num_servers: int) -> None:
+@pytest.mark.parametrize("job", [(2, 2), (3, 1)], indirect=True)
+def test_a_running_job_loads_rows_and_dense_values(job: ServedJob) -> None:
+    read = job.expected()
+    for name in ("prediction", "rows", "w"):
+        assert (read[name] != read[f"{name}_later"]).any()
+        assert read[name].tobytes() == read[f"{name}_loaded"].tobytes()
+
+
+@pytest.mark.parametrize("job", [(3, 1)], indirect=True)
+def test_the_example_of_dictionaries_predicts_as_the_job(job: ServedJob) -> None:
+    directory, read = job.directory, job.expected()
+    export(directory, "serve", "dictionary", "--format", "dictionary")
+    page = (ROOT / "docs" / "dictionary.md").read_text(encoding="utf-8")
+    (reader,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    (directory / "dictionary_reader.py").write_text(reader)
+    np.savez(directory / "feeds.npz", ids=read["ids"])
+    script = str(ROOT / "examples" / "serving" / "from_dictionary.py")
+    subprocess.run(
+        [sys.executable, "-W", "ignore", script, "serve", "dictionary", "feeds.npz", "out.npy"],
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": str(directory)},
+        check=True,
+    )
+    np.testing.assert_allclose(np.load(directory / "out.npy"), read["prediction"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "num_readers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 5]
+)
+@pytest.mark.parametrize(
+    "job",
+    [pytest.param((1, 1), marks=pytest.mark.slow), pytest.param((2, 1), marks=pytest.mark.slow), (3, 1)],
+    indirect=True,
+)
+def test_any_number_of_pservers_reads_what_others_saved(job: ServedJob, num_readers: int) -> None:
     """The predictions are those of the job, and bit for bit those of a process that holds the version."""
-    outputs_of("served.py", tmp_path, 1, num_servers=num_servers)
-    serve = str(tmp_path / "serve")
-    with np.load(tmp_path / "expected.npz") as known:
-        ids, expected = known["ids"], known["prediction"]
+    serve, read = str(job.directory / "serve"), job.expected()
+    ids = read["ids"]
     assert {-1, -(2**63), 2**63 - 1} <= set(ids.flat)
     feeds = [{"ids": np.resize(ids, (size, 4))} for size in (0, 1, 2, 513)]
-    with version_predictor(serve, directory_at(tmp_path / "serve" / "rows" / "000001-full")) as predictor:
+    with version_predictor(serve, directory_at(job.directory / "serve" / "rows" / "000001-full")) as predictor:
         computed_again = [predictor.run(feed).outputs for feed in feeds]
-    for num_readers in (1, 2, 5):
-        with (
-            local_pservers(
-                num_readers, root=tmp_path, load_dirname="serve/rows", arguments=["--read-only"]
-            ) as pservers,
-            Predictor(serve, pservers.endpoints) as predictor,
-        ):
-            (found,) = predictor.run({"ids": ids}).outputs.values()
-            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-            for feed, wanted in zip(feeds, computed_again, strict=True):
-                for name, value in predictor.run(feed).outputs.items():
-                    assert value.tobytes() == wanted[name].tobytes()
+    with (
+        local_pservers(
+            num_readers, root=job.directory, load_dirname="serve/rows", arguments=["--read-only"]
+        ) as pservers,
+        Predictor(serve, pservers.endpoints) as predictor,
+    ):
+        (found,) = predictor.run({"ids": ids}).outputs.values()
+        np.testing.assert_allclose(found, read["prediction"], rtol=1e-6, atol=1e-6)
+        for feed, wanted in zip(feeds, computed_again, strict=True):
+            for name, value in predictor.run(feed).outputs.items():
+                assert value.tobytes() == wanted[name].tobytes()
 
 
 @pytest.mark.slow

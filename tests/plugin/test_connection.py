@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,7 @@ def catalog() -> Catalog:
 def connection(catalog: Catalog) -> Iterator[JobConnection]:
     replica: Any = SimpleNamespace(num_floats=7)
     made = JobConnection(Role(0, 1, ()), catalog, Settings(), None, lambda name: replica)
-    made.join()
+    made.join(lambda: nullcontext(0.0))
     yield made
     made.close()
 

@@ -10,9 +10,10 @@ import paddle
 import paddle.distributed.fleet as fleet
 import pytest
 
-from fleet_sparse.errors import PlanError, SnapshotError
+from fleet_sparse.errors import FleetSparseError, PlanError, SnapshotError
 from fleet_sparse.serving.model import read_model
 from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.transpiler import inference
 from support.programs import flagged, ids_input, linear, minimize, start
 
 IDS = np.array([[1, 2, 3], [-1, 2**63 - 1, -(2**63)]])
@@ -64,10 +65,32 @@ def test_a_trained_program_is_saved_and_checked(directory):
 def test_a_delta_replaces_the_networks(directory):
     executor, prediction = trained()
     fleet.save_inference_model(executor, "serve", ["ids"], prediction)
-    fleet.save_inference_model(executor, "serve", ["ids"], prediction, mode=1)
-    assert read_model(directory_at(directory / "serve")).number == 2
+    named = read_model(directory_at(directory / "serve"))
+    ids = inference.inputs_of(paddle.static.default_main_program())["ids"]
+    fleet.save_inference_model(executor, "serve", [ids], [prediction.name], mode=1)  # a Value and a name the other way
+    model = read_model(directory_at(directory / "serve"))
+    assert (model.number, model.feeds, model.targets) == (2, named.feeds, named.targets)
     assert [path.name for path in (directory / "serve" / "networks").iterdir()] == ["000002"]
     assert sorted(path.name for path in (directory / "serve" / "rows").iterdir()) == ["000001-full", "000002-delta"]
+
+
+def test_a_failed_check_names_value_and_configuration(directory, monkeypatch):
+    """Without the protection from oneDNN the networks predict otherwise in the default configuration."""
+    executor, prediction = trained()
+    serving = directory / "serve" / "SERVING.json"
+    facts = (f"target {prediction.name!r} of the saved forward", "default configuration", "at most 1e-06")
+    guard, older = inference.guard, None
+    for is_guarded in (False, True, False):
+        monkeypatch.setattr(inference, "guard", guard if is_guarded else lambda program, targets: [])
+        if is_guarded:
+            fleet.save_inference_model(executor, "serve", ["ids"], [prediction])
+            older = serving.read_bytes()
+            continue
+        with pytest.raises(FleetSparseError) as failed:
+            fleet.save_inference_model(executor, "serve", ["ids"], [prediction])
+        assert [fact for fact in facts if fact not in str(failed.value)] == []
+        assert (serving.read_bytes() if serving.exists() else None) == older
+    assert read_model(directory_at(directory / "serve")).number == 2
 
 
 def test_load_restores_rows_and_dense_values():

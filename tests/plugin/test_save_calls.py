@@ -367,6 +367,31 @@ def test_resumed_job_trains_the_remaining_batches_bit_by_bit(wrap: Callable[[Any
         assert epochs(trained, wrap) == whole[save_at:]
 
 
+def resumed_epochs(trained: Job, save_at: int | None = None) -> tuple[int, list[str]]:
+    step = fleet_sparse.resume("model")
+    return step, epochs(trained, fleet_sparse.resumable, save_at)
+
+
+@pytest.mark.parametrize("save_at", [3, 12])
+def test_resume_takes_the_newest_snapshot_if_there_is_one(save_at: int) -> None:
+    with job() as trained:
+        step, whole = resumed_epochs(trained)
+        assert (step, len(whole)) == (0, 21)
+    with job() as trained:
+        assert resumed_epochs(trained) == (0, whole)  # from the beginning, which the first run saved
+    with job() as trained:
+        assert resumed_epochs(trained, save_at) == (0, whole[:save_at])
+    with job() as trained:
+        assert resumed_epochs(trained) == (save_at, whole[save_at:])
+
+
+def test_resume_after_a_step_is_refused() -> None:
+    with job() as trained:
+        trained.train(1)
+        with pytest.raises(PlanError, match=r"init_worker\(\)"):
+            fleet_sparse.resume("model")
+
+
 def test_after_stop_worker_another_loader_may_be_resumable() -> None:
     with job():
         fleet_sparse.resumable([])
@@ -502,7 +527,7 @@ def test_load_that_cannot_be_finished_is_discarded(monkeypatch: pytest.MonkeyPat
     asked = []
     stock = SnapshotRpcs.finish_load
 
-    def finish_load(control: SnapshotRpcs, load_id: str, *, keep: bool) -> None:
+    def finish_load(control: SnapshotRpcs, load_id: str, *, keep: bool, resumes: bool = False) -> None:
         asked.append(keep)
         if keep:
             raise SnapshotError("load: a snapshot is being written")

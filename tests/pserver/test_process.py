@@ -21,11 +21,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fleet_sparse.control_socket import socket_path
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import PserverProcess, child_environment
+from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Channel, Settings
+from fleet_sparse.supervise import TRY_AGAIN
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -291,6 +294,10 @@ def test_port_in_use_is_refused_in_one_line_at_once(start: Start, unchanged: Pse
     assert unchanged.endpoint in line
 
 
+def test_restarted_pserver_may_wait_until_its_port_is_free(start: Start, unchanged: Pserver) -> None:
+    assert start("--is-restart", "--control", unchanged.endpoint).wait(END_S) == TRY_AGAIN
+
+
 REFUSED_STARTS: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((), {"shard": 1}, "SettingError: shard 1:"),
     ((), {"FLEET_SPARSE_LOG_LEVEL": "loud"}, "SettingError: FLEET_SPARSE_LOG_LEVEL:"),
@@ -322,10 +329,44 @@ def test_pserver_listens_for_streams_or_for_zeromq(
 ) -> None:
     others = ("--servers", "127.0.0.1:0,203.0.113.77:0") if is_exposed else ()
     pserver = start(*others, num_shards=1 + is_exposed, FLEET_SPARSE_INSECURE="1", **variables)
-    shard = pserver.remote.register(SGD)
+    remote = RemotePserver(pserver.endpoint, "auto" if kind else "zmq")
+    shard = remote.register(SGD)
+    remote.close()
     assert shard.stream_endpoint.startswith(kind)
     assert (bool(shard.stream_endpoint), bool(shard.zmq_endpoint)) == (bool(kind), not kind)
     assert ("FLEET_SPARSE_INSECURE" in pserver.log.read_text()) is is_exposed
+
+
+ANOTHER_USER = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+port, control, data = sys.argv[1:]
+for family, address in (
+    (socket.AF_INET, ("127.0.0.1", int(port))),
+    (socket.AF_UNIX, control),
+    (socket.AF_UNIX, "\\0" + data),
+):
+    with socket.socket(family) as stream:
+        stream.settimeout(20)
+        try:
+            stream.connect(address)
+            print("ended" if stream.recv(1) == b"" else "served")
+        except OSError as error:
+            print(type(error).__name__)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_machine_is_not_served(start: Start) -> None:
+    pserver = start()
+    shard = pserver.remote.register(SGD)
+    address = Address.parse(pserver.endpoint)
+    names = str(address.port), str(socket_path(address.port)), shard.stream_endpoint.removeprefix("unix:")
+    command = [sys.executable, "-c", ANOTHER_USER, *names]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert found == ["ConnectionRefusedError", "PermissionError", "ended"]
+    assert pserver.remote.register(SGD).incarnation == shard.incarnation
 
 
 # Supervised pservers

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fleet_sparse import machine_memory
-from fleet_sparse.core.initializer import initial_rows, mean_of, truncated_normal
+from fleet_sparse.core.initializer import constant, initial_rows, mean_of, truncated_normal, uniform
 from fleet_sparse.errors import PlanError, SnapshotCorrupt, SnapshotError
 from fleet_sparse.serving.dictionary import INDEX_FILE, export_dictionary, verify_dictionary, verify_file
 from fleet_sparse.serving.exported_rows import RowChoice, check_choice, check_memory, quantised, stored_rows
 from fleet_sparse.snapshot.reader import open_content
-from support import saves
+from support import saves, snapshots
 from support.sources import ROOT
 
 ADAGRAD, ADAM = saves.ADAGRAD.name, saves.ADAM.name
@@ -85,13 +86,17 @@ def test_the_pages_reader_has_40_lines_and_needs_numpy_alone(snapshot, tmp_path)
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize(("unseen", "value"), [("mean", 0.0), ("zeros", 0.0)])
-def test_an_id_without_a_row_reads_the_unseen_row(snapshot, tmp_path, unseen, value):
-    with open_content(snapshot(1)) as content:
-        export_dictionary(content, [ADAGRAD], tmp_path / "out", RowChoice(unseen=unseen))
-    ids, _ = rows_of(str(tmp_path / "rows"), ADAGRAD)
-    other = [i for i in (0, -1, 2**63 - 1, -(2**63)) if i not in ids]
-    assert (dictionary_of(files(tmp_path / "out", 0, 1)).rows(other) == value).all()
+@pytest.mark.parametrize(("unseen", "value"), [("mean", 0.5), ("zeros", 0.0)])
+@pytest.mark.parametrize("initializer", [constant(0.5), uniform(0.0, 1.0)])
+def test_an_id_without_a_row_reads_the_unseen_row(tmp_path, initializer, unseen, value):
+    spec = replace(snapshots.SGD, initializer=initializer)
+    row = np.array([2.0, 3.0], np.float32)
+    model = snapshots.Model((snapshots.TableModel(spec, {8: (row.tobytes(), b"", 0)}),))
+    snapshots.save(tmp_path / "rows", model)
+    with open_content(str(tmp_path / "rows")) as content:
+        export_dictionary(content, [spec.name], tmp_path / "out", RowChoice(unseen=unseen))
+    found = dictionary_of(files(tmp_path / "out", 0, 1)).rows([8, 0, -1, 2**63 - 1, -(2**63)])
+    assert found.tolist() == [[2.0, 3.0]] + [[value, value]] * 4
 
 
 def test_a_table_without_rows_is_exported(snapshot, tmp_path):

@@ -52,6 +52,11 @@ def test_a_batch_may_be_empty() -> None:
         ({"ids": IDS[:1]}, ("ids 1", "dense 2")),
         ({"ids": IDS + 10}, ("'ids'", "10", "0 to 9")),
         ({"ids": IDS - 1}, ("'ids'", "-1", "0 to 9")),
+        ({"ids": np.full((2, 4), 2**64 - 1, np.uint64)}, ("'ids'", str(2**64 - 1), "int64")),
+        ({"ids": [[1, 2, 3, 4], [1]]}, ("'ids'", "int64", "(-1, 4)")),
+        ({"dense": [["a", "b", "c"]] * 2}, ("'dense'", "<U1", "float32")),
+        ({"dense": [[1.0, None, 2.0]] * 2}, ("'dense'", "object", "float32")),
+        ({"dense": DENSE + 1j}, ("'dense'", "complex", "float32")),
     ],
 )
 def test_a_wrong_feed_is_named(changes: dict[str, Any], facts: tuple[str, ...]) -> None:
@@ -59,6 +64,16 @@ def test_a_wrong_feed_is_named(changes: dict[str, Any], facts: tuple[str, ...]) 
     with pytest.raises(ValueError) as refused:  # noqa: PT011  # facts are checked below
         checked_feed(MODEL, feed)
     assert [fact for fact in facts if fact not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize("id_", [2**31, -(2**31) - 1])
+def test_an_id_of_more_than_32_bits_is_no_int32(id_: int) -> None:
+    model = msgspec.structs.replace(MODEL, feeds=(Tensor("ids", "int32", (-1, 4)), MODEL.feeds[1]), lookups=())
+    with pytest.raises(ValueError) as refused:  # noqa: PT011  # facts are checked below
+        checked_feed(model, {"ids": IDS + id_, "dense": DENSE})
+    assert [fact for fact in ("'ids'", str(id_), "int32") if fact not in str(refused.value)] == []
+    fits = checked_feed(model, {"ids": IDS + 2**31 - 1, "dense": DENSE})["ids"]
+    assert (fits.dtype, fits.max()) == (np.int32, 2**31 - 1)
 
 
 FIELDS = msgspec.structs.replace(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from fleet_sparse.errors import SettingError
+from fleet_sparse.serving.feeds import checked_feed
 from fleet_sparse.serving.labelled import LabelledExamples, predictions, read_labelled, target_of
-from fleet_sparse.serving.model import ServedModel, Tensor
+from fleet_sparse.serving.model import Lengths, ServedModel, Tensor
 from fleet_sparse.serving.npz_file import read_npz, write_npz
 
 FEEDS = (Tensor("ids", "int64", (-1, 3)), Tensor("scale", "float32", (1,)))
@@ -74,6 +78,41 @@ def test_all_batches_are_predicted() -> None:
     assert predictions(model("prob"), doubled, examples, "prob").tolist() == (ids[:, 0] * 2.0).tolist()
 
 
+RAGGED = msgspec.structs.replace(
+    model("prob"),
+    feeds=(Tensor("tags", "int64", (-1,)), Tensor("tags.lengths", "int64", (-1,))),
+    ragged=("tags",),
+    lengths=(Lengths("tags.lengths", "tags"),),
+)
+
+
+def summed(feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    arrays = checked_feed(RAGGED, feed)
+    ends = np.append(0, np.cumsum(arrays["tags.lengths"]))
+    return {"prob": np.diff(np.append(0, np.cumsum(arrays["tags"]))[ends])}
+
+
+@pytest.mark.parametrize("lengths_are_fed", [True, False])
+def test_fields_of_variable_length_are_cut_between_examples(lengths_are_fed: bool) -> None:
+    lengths = np.arange(5000) % 4
+    tags = np.arange(lengths.sum())
+    examples = LabelledExamples("a.npz", {"tags": tags, "tags.lengths": lengths}, np.arange(5000) % 2 == 0)
+    served = RAGGED if lengths_are_fed else msgspec.structs.replace(RAGGED, lengths=())
+    found = predictions(served, summed, examples, "prob")
+    assert found.tolist() == summed(examples.feed)["prob"].tolist()
+
+
+@pytest.mark.parametrize("num_more", [-1, 1])
+def test_ids_without_an_example_are_refused(num_more: int) -> None:
+    lengths = np.ones(5000, np.int64)
+    examples = LabelledExamples("a.npz", {"tags": np.arange(5000 + num_more), "tags.lengths": lengths}, lengths == 1)
+    with pytest.raises(SettingError, match=r"a\.npz: feed 'tags.lengths'"):
+        predictions(RAGGED, summed, examples, "prob")
+    examples.feed["tags.lengths"] = np.ones(5000)
+    with pytest.raises(SettingError, match=r"'tags\.lengths': is float64"):
+        predictions(RAGGED, summed, examples, "prob")
+
+
 def test_numbers_of_examples_and_predictions_should_agree() -> None:
     labels = np.arange(6) % 2 == 0
     examples = LabelledExamples("a.npz", {"ids": np.ones((5, 3)), "scale": np.ones(1)}, labels)
@@ -128,9 +167,56 @@ def torn(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:500])
 
 
-@pytest.mark.parametrize("write", [objects, one_array, pickled, torn, Path.touch, lambda path: None])
+def damaged(path: Path) -> None:
+    np.savez_compressed(path, ids=np.arange(3000))
+    content = bytearray(path.read_bytes())
+    content[60:200] = bytes(140)
+    path.write_bytes(content)
+
+
+def too_large(path: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (10**13, 3)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ids.npy", header.getvalue())
+
+
+def with_flags(path: Path, offset: int, value: int) -> None:
+    """Changes a byte of the headers of the member, in the file and in the index at its end."""
+    written(path, ids=np.ones(3))
+    content = bytearray(path.read_bytes())
+    content[4 + offset] = content[content.index(b"PK\x01\x02") + 6 + offset] = value
+    path.write_bytes(content)
+
+
+def encrypted(path: Path) -> None:
+    with_flags(path, 2, 1)
+
+
+def packed_otherwise(path: Path) -> None:
+    with_flags(path, 4, 99)
+
+
+WRITERS = [objects, one_array, pickled, torn, damaged, too_large, encrypted, packed_otherwise, Path.touch]
+
+
+@pytest.mark.parametrize("write", [*WRITERS, lambda path: None])
 def test_what_is_no_file_of_arrays_is_refused_by_path(tmp_path: Path, write: Any) -> None:
     path = tmp_path / "feeds.npz"
     write(path)
     with pytest.raises(SettingError, match=r"feeds\.npz"):
         read_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"), [(pickled, "it is no .npz file"), (lambda path: None, "No such file or directory")]
+)
+def test_a_refused_file_is_named_once_without_advice_of_numpy(tmp_path: Path, write: Any, reason: str) -> None:
+    path = tmp_path / "feeds.npz"
+    write(path)
+    with pytest.raises(SettingError) as refused:
+        read_npz(path)
+    assert str(refused.value) == f"{path}: cannot be read: {reason}. It should be a file of numpy.savez"
+    with pytest.raises(SettingError) as refused:
+        write_npz(tmp_path / "absent" / "out", {})
+    assert str(refused.value) == f"{tmp_path}/absent/out: cannot be written: No such file or directory"

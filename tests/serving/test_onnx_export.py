@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import subprocess
+import sys
 
 import numpy as np
 import paddle
@@ -15,12 +17,10 @@ from fleet_sparse.serving.model import read_model
 from fleet_sparse.serving.paddle_network import save_network
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.reader import open_content
+from support.onnx_extra import needs_onnx
 from support.programs import flagged, ids_input, linear, minimize, start
 
-NEEDED = ("onnx", "onnxruntime", "paddle2onnx")
-pytestmark = pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in NEEDED), reason="needs fleet-sparse[onnx]"
-)
+pytestmark = needs_onnx
 IDS = np.array([-(2**63), 2**63 - 1, -1, 0, 7])
 
 
@@ -41,11 +41,8 @@ def fed(a, b):
 
 
 def computed(a, b):
+    """Ids that are an input of both networks, of the one of ids and of the split one."""
     return pooled(a * 1000003 + b) + pooled(b) + paddle.cast(a[:, :1], "float32") * 1e-20
-
-
-def int32(a, b):
-    return pooled(paddle.cast(a % 1000, "int32")) + pooled(b)
 
 
 def chained(a, b):
@@ -71,7 +68,7 @@ def exported(directory, **choice):
         return export_onnx(served, read_model(served), content, directory / "out", RowChoice(**choice))
 
 
-@pytest.mark.parametrize("program", [fed, computed, int32], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [fed, computed], ids=lambda program: program.__name__)
 def test_an_onnx_model_predicts_as_the_job(directory, program):
     from fleet_sparse.serving.onnx_export import run_onnx
 
@@ -92,12 +89,14 @@ def test_ids_computed_from_rows_are_refused(directory):
         exported(directory)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_smaller_rows_are_refused(directory):
     saved(fed)
     with pytest.raises(PlanError, match="int8"):
         exported(directory, dtype="int8")
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_model_of_2_gb_is_refused(directory, monkeypatch):
     from fleet_sparse.serving import onnx_export
 
@@ -118,3 +117,34 @@ def test_an_op_that_paddle2onnx_does_not_know_is_an_error(directory):
     save_network(directory / "net", program, [x], [y], {"one": np.ones(1, np.float32)})
     with pytest.raises(FleetSparseError, match="paddle2onnx ended with -6"):
         converted(directory / "net")
+
+
+POLYGRAPHY = """
+import os
+def fold_constants(model):
+    with open("asked", "w") as file:
+        file.write(os.environ["POLYGRAPHY_AUTOINSTALL_DEPS"])
+    return model
+"""
+
+
+def test_paddle2onnx_is_told_not_to_install_packages(directory, monkeypatch):
+    """By default it asks polygraphy to fold constants, and allows it to install the packages that this needs."""
+    from fleet_sparse.serving.onnx_export import converted
+
+    backend = directory / "site" / "polygraphy" / "backend"
+    backend.mkdir(parents=True)
+    for package in (backend.parent, backend):  # otherwise an installed polygraphy would be found first
+        (package / "__init__.py").touch()
+    (backend / "onnx.py").write_text(POLYGRAPHY)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(directory / "site"), os.environ.get("PYTHONPATH", "")]))
+    program = paddle.static.Program()
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        x, one = paddle.static.data("x", [-1], "float32"), paddle.static.create_parameter([1], "float32", name="one")
+        y = x * one
+    save_network(directory / "net", program, [x], [y], {"one": np.ones(1, np.float32)})
+    assert converted(directory / "net").graph.node
+    assert not (directory / "asked").exists()
+    by_default = "import paddle2onnx; paddle2onnx.export('net.json', 'net.pdiparams', 'net.onnx', verbose=False)"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", by_default], capture_output=True, check=True)
+    assert (directory / "asked").read_text() == "1"

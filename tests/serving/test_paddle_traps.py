@@ -31,8 +31,8 @@ OPS = {
 X = np.linspace(0.25, 0.75, 24, dtype=np.float32).reshape(4, 6)
 
 
-def sums(where, op, *, is_guarded, is_target=False):
-    """Saves `e = x + p; y = op(e)`, whose results are the sums of y and of e; returns both as oneDNN computes them."""
+def sums(where, op, *, is_guarded, is_target=False, has_onednn=None):
+    """Saves `e = x + p; y = op(e)`, whose results are the sums of y and of e, or e itself; returns what they are."""
     paddle.enable_static()
     program = paddle.static.Program()
     with paddle.static.program_guard(program, paddle.static.Program()), paddle.utils.unique_name.guard():
@@ -45,7 +45,7 @@ def sums(where, op, *, is_guarded, is_target=False):
     if is_guarded:
         values.update(dict.fromkeys(inference.guard(program, targets), np.ones(1, np.float32)))
     save_network(Path(where) / "net", program, [x], targets, values)
-    return predict(Path(where) / "net", {"x": X})
+    return predict(Path(where) / "net", {"x": X}, has_onednn=has_onednn)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -54,11 +54,57 @@ def test_onednn_overwrites_an_input_that_is_read_again(tmp_path, name):
     assert np.abs(found - X.sum(1)).max() > 0.01
 
 
+def network_of(where, build):
+    """Saves a network of `x + p`, where p is 0, and returns its path."""
+    paddle.enable_static()
+    program = paddle.static.Program()
+    with paddle.static.program_guard(program, paddle.static.Program()), paddle.utils.unique_name.guard():
+        x = paddle.static.data("x", [-1, 6], "float32")
+        zero = paddle.nn.initializer.Constant(0.0)
+        targets = build(x + paddle.static.create_parameter([1], "float32", name="p", default_initializer=zero))
+    save_network(where / "net", program, [x], targets, {"p": np.zeros(1, np.float32)})
+    return where / "net"
+
+
+def assigned(e):
+    return [paddle.sum(paddle.square(paddle.assign(e)), axis=1), paddle.sum(e, axis=1)]
+
+
+def scaled(e):
+    """Paddle joins both scales, so that one result has two readers again."""
+    return [paddle.sum(reader(paddle.scale(e, 1.0)), axis=1) for reader in (paddle.square, lambda x: x)]
+
+
+@pytest.mark.parametrize("build", [assigned, scaled])
+def test_a_copy_in_front_of_the_readers_does_not_help(tmp_path, build):
+    _, found = predict(network_of(tmp_path, build), {"x": X})
+    assert np.abs(found - X.sum(1)).max() > 0.01
+
+
+def test_an_empty_batch_fails_with_onednn(tmp_path):
+    network = network_of(tmp_path, lambda e: [e + 0.1])
+    (found,) = predict(network, {"x": X[:0]}, has_onednn=False)
+    assert found.shape == (0, 6)
+    with pytest.raises(RuntimeError):
+        predict(network, {"x": X[:0]})
+
+
 @pytest.mark.parametrize("is_target", [False, True])
 @pytest.mark.parametrize("name", OPS)
 def test_a_guarded_input_keeps_its_value(tmp_path, name, is_target):
     _, found = sums(tmp_path, OPS[name], is_guarded=True, is_target=is_target)
+    if is_target:
+        assert found.tobytes() == X.tobytes()
     np.testing.assert_allclose(found, X if is_target else X.sum(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_guard_changes_no_bit(tmp_path, name):
+    (before, after) = (
+        sums(tmp_path / str(is_guarded), OPS[name], is_guarded=is_guarded, has_onednn=False)
+        for is_guarded in (False, True)
+    )
+    assert [each.tobytes() for each in after] == [each.tobytes() for each in before]
 
 
 @pytest.mark.filterwarnings("ignore:no variable in your model:UserWarning")

@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.version import Version
-from fleet_sparse.errors import ErrorCode, PlanError, ProtocolError, SettingError, TableMismatch
+from fleet_sparse.errors import ErrorCode, PlanError, ProtocolError, SettingError, ShardUnavailable, TableMismatch
 from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.serving.pserver_reader import PserverReader
 from fleet_sparse.settings import Settings
@@ -24,6 +26,9 @@ from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.store import open_chain
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION
+from fleet_sparse.worker.net.channel import Channel
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.shard_link import Registration
 from support.pservers import RemotePserver
 from support.snapshots import ADAM, DENSE, SGD, DenseModel, Model, TableModel, save
 
@@ -133,6 +138,34 @@ def test_a_pserver_that_is_started_again_is_found(tmp_path: Path) -> None:
         assert set(reader.read({"sgd": IDS}).rows["sgd"].ravel()) == {1.0}
 
 
+def test_connections_are_opened_to_replicas_that_are_there(tmp_path: Path) -> None:
+    save(tmp_path / "rows", model_of(1.0))
+    opened: list[int] = []
+
+    def open_and_note(registrations: Sequence[Registration], *arguments: Any, **options: Any) -> Channel:
+        opened.append(len(registrations))
+        return open_channel(registrations, *arguments, **options)
+
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(serving(tmp_path, 1)) for _ in range(2)]
+        endpoints = ["|".join(each.endpoints[0] for each in replicas)]
+        reader = stack.enter_context(PserverReader(endpoints, SHORT, open_channel=open_and_note))
+        replicas[0].processes[0].kill()
+        while not reader.problems:
+            time.sleep(0.01)
+        replicas[1].processes[0].restart("--read-only", "--load", "rows")
+        assert set(reader.read({"sgd": IDS}).rows["sgd"].ravel()) == {1.0}
+        assert opened[-1] == 1
+        num_opened = len(opened)
+        replicas[0].processes[0].restart("--read-only", "--load", "rows")
+        while reader.problems:
+            time.sleep(0.01)
+        reader.close()
+        with pytest.raises(ShardUnavailable):
+            reader.read({"sgd": IDS})
+        assert len(opened) == num_opened
+
+
 def test_one_snapshot_is_served_for_good(tmp_path: Path) -> None:
     where = tmp_path / "rows"
     name = save(where, model_of(1.0))
@@ -230,3 +263,11 @@ def test_a_pserver_does_not_start_with_a_damaged_serve_file(tmp_path: Path) -> N
     )
     assert ended.returncode == 1
     assert "SERVE.json" in ended.stderr
+
+
+def test_a_reader_that_waits_for_pservers_says_for_which(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), pytest.raises(ShardUnavailable):
+        PserverReader("127.0.0.1:1|127.0.0.1:2", Settings(connect_s=1.5))
+    assert [each for each in caplog.messages if "not up yet" in each] == [
+        "shard 0 at 127.0.0.1:1|127.0.0.1:2 is not up yet, waiting for up to 1.5 s"
+    ]

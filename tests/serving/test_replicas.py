@@ -118,6 +118,24 @@ def test_a_version_that_only_avoided_replicas_lack_is_gone() -> None:
     assert tries.is_gone(0.3)
 
 
+def test_a_read_without_time_names_the_silent_shard() -> None:
+    replicas = replicas_of((V7,), (V7,), shards=(0, 1))
+    tries = tries_of(replicas, 0, 1)
+    assert tries.due(0.0) == [(0, 0), (1, 1)]
+    assert tries.pending_shard == 0
+    assert tries.answer(0, 0)
+    assert tries.due(TRY_S) == []
+    assert tries_of(replicas, 0, 1).pending_shard == 1
+    assert tries.answer(1, 1)
+    assert tries_of(replicas, 0, 1).pending_shard == 1  # it was late
+    tries = tries_of(replicas, 0, 1)
+    tries.due(0.6)
+    assert tries.answer(1, 1)
+    assert tries_of(replicas, 0, 1).pending_shard == 0
+    replicas.detach(1)
+    assert tries_of(replicas, 0, 1).pending_shard == 1
+
+
 def test_without_a_replica_a_read_waits_for_one() -> None:
     replicas = replicas_of((V7,))
     tries = tries_of(replicas, 0)

@@ -44,6 +44,14 @@ def refused(content: bytes) -> None:
     assert str(caught.value).endswith(", at byte 0")
 
 
+def test_at_most_65536_workers_and_clients_of_a_file() -> None:
+    workers = tuple(WorkerPosition(worker, 1) for worker in range(65_537))
+    clients = tuple(Watermark(number.to_bytes(16, "little"), 1, 1) for number in range(65_537))
+    assert msgspec.structs.replace(FULL, workers=workers[:-1]).fault() is None
+    refused(msgspec.structs.replace(FULL, workers=workers).to_json())
+    refused(msgspec.structs.replace(FULL, files=(msgspec.structs.replace(A_FILE, clients=clients),)).to_json())
+
+
 # Round trips
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -49,6 +50,23 @@ def test_a_file_replaces_the_one_before(tmp_path: Path, where: str) -> None:
     write_serve_file(series, content())
     assert read_serve_file(series) == content()
     fsspec.filesystem("memory").store.clear()
+
+
+def test_two_writers_at_once_leave_a_whole_file(tmp_path: Path) -> None:
+    series, contents = directory_at(tmp_path), [content(), ServeFile(sequence=1)]
+    write_serve_file(series, contents[0])
+
+    def write(mine: ServeFile) -> None:
+        for _ in range(100):
+            write_serve_file(series, mine)
+
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write, each) for each in contents]
+        while not all(each.done() for each in writers):
+            assert read_serve_file(series) in contents
+        for each in writers:
+            each.result()
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:

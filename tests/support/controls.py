@@ -12,6 +12,7 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.admin.service import ControlService, Supervised
 from fleet_sparse.pserver.endpoints import DataEndpoints
+from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
@@ -23,13 +24,13 @@ from .shards import make_shard
 class HeldControl:
     """A ControlService with a manual clock; its tasks run at once unless a test holds them back."""
 
-    def __init__(self, root: Path | str, supervised: Supervised | None = None) -> None:
+    def __init__(self, root: Path | str, supervised: Supervised | None = None, shard: Shard | None = None) -> None:
         self.now = 0.0
         self.num_stops = 0
         self.holds_back = False
         self._held_back: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.cancels = False
-        self.shard = make_shard()
+        self.shard = make_shard() if shard is None else shard
         self.settings = Settings(root=str(root), worker_lost_s=30.0, connect_s=60.0, positions_s=0.2)
         self.service = ControlService(
             self.shard,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,18 @@ class Coordinator:
     """Worker 0, which coordinates a save."""
 
     def __init__(
-        self, held: HeldControl, save_id: str = "x", dirname: str = "model", tables: tuple[str, ...] = ()
+        self,
+        held: HeldControl,
+        save_id: str = "x",
+        dirname: str = "model",
+        tables: tuple[str, ...] = (),
+        left_out: Sequence[messages.LeftOut] = (),
     ) -> None:
         self._held = held
         self._save_id = save_id
         self._dirname = dirname
         self._tables = tables
+        self._left_out = left_out
         self.plan = messages.SavePlan()
 
     async def plan_save(self, kind: str = "full") -> None:
@@ -49,7 +55,9 @@ class Coordinator:
     ) -> messages.BeginSaveReply:
         own = messages.WorkerPosition(worker_index=0, step=step, position=position)
         reply: messages.BeginSaveReply = await self._held.start(
-            messages.BeginSaveRequest(plan=self.plan, tables=self._tables, position=own, ends_day=ends_day)
+            messages.BeginSaveRequest(
+                plan=self.plan, tables=self._tables, position=own, ends_day=ends_day, left_out=self._left_out
+            )
         )
         return reply
 

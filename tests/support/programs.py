@@ -19,8 +19,8 @@ def flagged(ids: Any, name: str = "emb", value: float | None = 0.5, *, need_clip
     return paddle.static.nn.embedding(ids, **arguments)
 
 
-def ids_input(shape: tuple[int, ...] = (-1,), name: str = "ids") -> Any:
-    return paddle.static.data(name, list(shape), "int64")
+def ids_input(shape: tuple[int, ...] = (-1,), name: str = "ids", dtype: str = "int64") -> Any:
+    return paddle.static.data(name, list(shape), dtype)
 
 
 def linear(x: Any, name: str = "w") -> Any:

@@ -43,7 +43,7 @@ def connected(
     """Connects a worker to pservers."""
     with ControlClient(endpoints, settings) as control:
         registrations = control.register(specs, worker_index, num_workers, mode)
-        channel = open_channel(registrations, settings)
+        channel = open_channel(registrations, settings, control.credentials)
         placement = Placement.even(len(registrations), registrations[0].placement_version)
         client = Client(channel, control.identity, registrations, placement, settings)
         control.watch_incarnations(Failover(control, client, set).observe)

@@ -10,7 +10,9 @@ from google.protobuf.message import Message
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.settings import Channel, Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import ATTRIBUTES_KEY, CONTROL_VERSION, ERROR_KEY, METHODS, SERVICE, from_status
 from fleet_sparse.wire.decode import decode
@@ -54,10 +56,10 @@ class RemoteShard:
 
 
 class RemotePserver:
-    """The pserver whose control plane is at an endpoint."""
+    """The pserver whose control plane is at an endpoint, with the channel of its settings."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._channel = grpc.insecure_channel(endpoint)
+    def __init__(self, endpoint: str, channel: Channel = "auto") -> None:
+        self._channel = Credentials.of(Settings(channel=channel)).grpc_channel(endpoint, ())
         self._shards: list[RemoteShard] = []
 
     def close(self) -> None:
@@ -81,7 +83,12 @@ class RemotePserver:
         return result_of(self.start_call(request))
 
     def register(
-        self, *specs: TableSpec | DenseSpec, worker: int = 0, num_workers: int = 1, client_id: bytes = CLIENT
+        self,
+        *specs: TableSpec | DenseSpec,
+        worker: int = 0,
+        num_workers: int = 1,
+        client_id: bytes = CLIENT,
+        job_id: str = "",
     ) -> RemoteShard:
         """Registers a worker; returns its view of the shard."""
         reply = self.call(
@@ -93,6 +100,7 @@ class RemotePserver:
                 client_id=client_id,
                 client_epoch=1,
                 table_specs=[spec.to_json() for spec in specs],
+                launch={"job_id": job_id},
             )
         )
         self._shards.append(RemoteShard(reply))

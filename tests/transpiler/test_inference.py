@@ -60,13 +60,15 @@ def filled(forward, ids, dtype="float32", scales=""):
     computed = iter(network.targets[len(forward.targets) :])
     holes = []
     for number, hole in enumerate(forward.holes):
-        name = f"{hole.spec.embedding.name}@lookup.{number}"
+        table = hole.spec.embedding.name
         value = inputs[hole.feed] if hole.feed else next(computed)
-        holes.append(FilledHole(inputs[name], value, "emb", hole.spec.padding_idx))
+        holes.append(FilledHole(inputs[f"{table}@lookup.{number}"], value, table, hole.spec.padding_idx))
     rows = np.concatenate([rows_of(ids, 4), np.full((1, 4), 0.5, np.float32), np.zeros((1, 4), np.float32)])
-    tables = {"emb": TableParameters("emb@ids", len(ids), "emb@rows", 4, dtype, scales)}
+    names = {hole.table for hole in holes}
+    tables = {name: TableParameters("emb@ids", len(ids), f"{name}@rows", 4, dtype, scales) for name in names}
     inference.fill(program, holes, tables)
-    return program, network.targets[0], {"emb@ids": ids, "emb@rows": rows}
+    values = {f"{name}@rows": rows if name == "emb" else -10 * rows for name in names}
+    return program, network.targets[0], {"emb@ids": ids, **values}
 
 
 def expected(program, target):
@@ -189,6 +191,19 @@ def test_lookups_of_one_input_share_one_search(program):
     a = paddle.static.data("a", [-1, 3], "int64")
     whole, _, _ = filled(inference.forward_part(program, [look_up(a) + look_up(a)]), np.arange(3))
     assert describe(whole).count("searchsorted") == 1
+
+
+def test_tables_with_the_same_ids_share_them_and_one_search(program):
+    a = paddle.static.data("a", [-1, 3], "int64")
+    forward = inference.forward_part(program, [look_up(a) + look_up(a, "other")])
+    whole, value, values = filled(forward, np.array([1, 3]))
+    assert describe(whole).count("searchsorted") == 1
+    parameters = [parameter.name for parameter in whole.global_block().all_parameters()]
+    assert sorted(parameters) == ["emb@ids", "emb@rows", "other@rows"]
+    ids = np.array([[1, 2, 3]])
+    (found,) = run(whole, {"a": ids}, [value], values)
+    assert found[0, 1].tolist() == [0.5 - 5.0] * 4
+    assert found[0, ::2].tolist() == (rows_of(np.array([1, 3]), 4) * -9).tolist()
 
 
 def test_positions_of_many_ids_are_not_rounded(program):

@@ -15,6 +15,8 @@ from fleet_sparse.errors import (
     DatasetError,
     ErrorCode,
     FleetSparseError,
+    Forbidden,
+    LogCorrupt,
     PlanError,
     ProtocolError,
     PushRefused,
@@ -34,7 +36,9 @@ def errors_of_every_class() -> list[FleetSparseError]:
         ShardUnavailable: ShardUnavailable("shard 1 is gone", shard=1, endpoint="[::1]:7001"),
         WorkerLost: WorkerLost("worker 3 is gone", worker_index=3),
         ProtocolError: ProtocolError("push 6 came, 5 is missing", code=ErrorCode.GAP),
+        Forbidden: Forbidden("a reader may not", role="reader", what="Stop"),
         DatasetError: DatasetError("value 2 is 'x'", path="/srv/mödel/part-0", line_number=2**40, slot="ids"),
+        LogCorrupt: LogCorrupt("record 7 is wrong", path="/srv/mödel/1.fsl", offset=2**40),
         SnapshotCorrupt: SnapshotCorrupt("block 2 is wrong", path="/srv/mödel/shard-0", offset=2**40),
     }
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FleetSparseError)]

@@ -293,6 +293,12 @@ def test_the_own_user_is_trusted_and_another_is_not(ends: Ends, monkeypatch: pyt
     assert not is_trusted(other)
 
 
+def test_a_peer_that_is_gone_ends_its_connection_soon() -> None:
+    with socket.socket() as stream:
+        set_up(stream, 1, gone_after_s=2.5)
+        assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2500
+
+
 def test_tcp_sends_at_once() -> None:
     with socket.socket() as stream:
         set_up(stream, 1)

@@ -17,6 +17,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, ClientRole
 
+from ..modes.step import Progress
 from ..net.shard_link import ClientIdentity, Registration, Resumption
 from .liveness import IncarnationWatcher, Liveness, ShardTables
 from .registration import Membership, Registrar
@@ -46,24 +47,29 @@ class ControlClient:
     Args:
         endpoints: `host:port` of the control plane of each pserver, in the order of the shards; or another transport.
         settings: Timeouts, and the id of the job.
-        credentials: Credentials of this process.
+        credentials: Credentials of this process; None for those that the settings name.
 
     Attributes:
+        credentials: As given or named; without keys for a transport that is given.
         identity: Identity under which this client registers and pushes; another one for each ControlClient.
         snapshots: Calls that save, load and shrink.
     """
 
     def __init__(
-        self, endpoints: Sequence[str] | Transport, settings: Settings, credentials: Credentials = NO_KEYS
+        self, endpoints: Sequence[str] | Transport, settings: Settings, credentials: Credentials | None = None
     ) -> None:
+        self.credentials = NO_KEYS  # constant after construction
         if isinstance(endpoints, Sequence):
-            endpoints = GrpcTransport(as_reached(endpoints, is_local=is_local), credentials)
+            self.credentials = Credentials.of(settings) if credentials is None else credentials
+            endpoints = GrpcTransport(as_reached(endpoints, is_local=is_local), self.credentials)
         self._settings = settings
         self._rpc = Rpc(endpoints, settings)
         self._registrar = Registrar(self._rpc, settings)
         self._liveness = Liveness(self._rpc, self._registrar, settings)
         self.identity: ClientIdentity = self._registrar.identity  # constant after construction
-        self.snapshots = SnapshotRpcs(self._rpc, settings, lambda: self._membership.worker_index)
+        self.snapshots = SnapshotRpcs(
+            self._rpc, settings, self.identity.client_id, lambda: self._membership.worker_index
+        )
         self._registering = threading.Lock()  # guards the registrar
         self._lock = threading.Lock()  # guards all below
         self._membership = Membership()
@@ -129,6 +135,11 @@ class ControlClient:
         """True if this worker continues with a pserver that was started again."""
         return self._registrar.can_fail_over
 
+    @property
+    def is_sync(self) -> bool:
+        """True if this worker trains in sync mode."""
+        return self._registrar.is_sync
+
     def rejoin(self, shard: int, resumption: Resumption) -> Registration:
         """Registers this worker again with one pserver, which was started again.
 
@@ -167,6 +178,18 @@ class ControlClient:
             with self._lock:
                 self._open_barriers.add(name)
         return Passed(reply.num_loads, reply.others_wait)
+
+    def report_progress(self, progress: Progress) -> None:
+        """Tells shard 0 how far this worker is.
+
+        Raises:
+            ShardUnavailable: Shard 0 is gone.
+        """
+        position = messages.WorkerPosition(
+            worker_index=self._membership.worker_index, step=progress.num_steps, position=progress.position or ""
+        )
+        request = messages.ReportProgressRequest(position=position, client_id=self.identity.client_id)
+        self._rpc.call(0, "ReportProgress", request, self._settings.deadline_s)
 
     def gather(self, name: str, contribution: bytes) -> list[bytes]:
         """Returns the contributions of all workers, by their index, when every worker has called it like `barrier`.

@@ -21,6 +21,11 @@ class FailoverControl(Protocol):
         """As `ControlClient`."""
         ...
 
+    @property
+    def is_sync(self) -> bool:
+        """As `ControlClient`."""
+        ...
+
     def rejoin(self, shard: int, resumption: Resumption) -> Registration:
         """As `ControlClient`."""
         ...
@@ -83,6 +88,9 @@ class Failover:
         if unassigned:
             self._client.fail(shard, _without_values(registration, min(unassigned)))
             return False
+        if registration.has_log and self._control.is_sync and resumption.push_seq > registration.restored_seq:
+            self._client.fail(shard, _without_steps(registration, resumption))
+            return False
         self._client.rejoin(shard, registration)
         counted = max(registration.restored_seq, self._resumed_at.get(shard, 0))
         num_lost = max(resumption.push_seq - counted, 0)
@@ -90,16 +98,27 @@ class Failover:
         self.num_lost += num_lost
         if num_lost:
             logger.warning(
-                "shard %d at %s was started again and continues from the newest snapshot of the job: %d of %d pushes "
-                "of this worker are lost there",
+                "shard %d at %s was started again and continues from %s: %d of %d pushes of this worker are lost there",
                 shard,
                 registration.stream_endpoint or registration.data_endpoint,
+                "its log" if registration.has_log else "the newest snapshot of the job",
                 num_lost,
                 resumption.push_seq,
             )
         else:
             logger.warning("shard %d was started again; no push of this worker is lost", shard)
         return True
+
+
+def _without_steps(registration: Registration, resumption: Resumption) -> ShardUnavailable:
+    endpoint = registration.stream_endpoint or registration.data_endpoint
+    return ShardUnavailable(
+        f"shard {registration.shard} at {endpoint}: the pserver was started again, and its log ends with push "
+        f"{registration.restored_seq} of this worker, which has {resumption.push_seq}: its machine lost steps of the "
+        "job. Start the job again from its last snapshot. With FLEET_SPARSE_DURABILITY=sync no step is lost",
+        shard=registration.shard,
+        endpoint=endpoint,
+    )
 
 
 def _without_values(registration: Registration, name: str) -> ShardUnavailable:

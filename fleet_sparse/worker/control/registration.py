@@ -38,6 +38,7 @@ class Registrar:
     Attributes:
         identity: Identity of the client, drawn at random.
         can_fail_over: True if this client continues with a pserver that was started again.
+        is_sync: True if this worker trains in sync mode.
         registrations: Newest registration of each shard; empty before the first.
     """
 
@@ -48,8 +49,8 @@ class Registrar:
         self._job_id = 0
         self.identity = ClientIdentity(os.urandom(16), 1)  # constant after construction
         self.can_fail_over = False
+        self.is_sync = False
         self.registrations: list[Registration] = []
-        self._is_sync = False
         self._joined = messages.RegisterRequest()  # with all tables so far
 
     def join(
@@ -63,7 +64,7 @@ class Registrar:
             table_specs=[spec.to_json() for spec in specs],
             mode="" if mode is None else mode.to_json(),
         )
-        self._is_sync = mode is not None and mode.kind == SYNC
+        self.is_sync = mode is not None and mode.kind == SYNC
         registrations = self._register(request)
         request.table_specs[:0] = self._joined.table_specs
         self._joined = request
@@ -104,7 +105,7 @@ class Registrar:
             "Register", request, timeout_s, patience_s=patience_s, shards=range(1, self._rpc.num_shards)
         )
         registrations = [_registration_of(reply) for reply in (first, *others)]
-        self.can_fail_over = all(each.is_supervised for each in registrations) and not self._is_sync
+        self.can_fail_over = all(each.is_supervised and (each.has_log or not self.is_sync) for each in registrations)
         self._check(registrations)
         self._job_id = first.job_id
         if any(each.is_supervised for each in registrations):
@@ -165,6 +166,10 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         reply.is_supervised,
         reply.is_restart,
         reply.restored_seq,
+        reply.has_log,
+        tuple(reply.open_barriers),
+        (reply.progress.step, reply.progress.position) if reply.HasField("progress") else None,
+        reply.acks_precede_durability,
     )
 
 

@@ -87,6 +87,18 @@ def parse_resumed(text: str, num_workers: int, *, in_step: bool) -> Resumed:
     return Resumed(name, value["min_step"], position, value["num_workers"], tables)
 
 
+def resumed_in_place(step: int, position: str, num_workers: int) -> Resumed:
+    """Returns where a worker continues that takes the place of another process in a running job.
+
+    Args:
+        step: Number of steps of that process.
+        position: Position of its loader, JSON; empty if it is not known.
+        num_workers: Number of workers of the job.
+    """
+    parsed = _parse_position(json.loads(position)) if position else None
+    return Resumed(step=step, position=parsed, num_workers=num_workers)
+
+
 def _listed(tables: Collection[str]) -> str:
     return ", ".join(map(repr, sorted(tables)))
 

@@ -6,19 +6,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
 
+from fleet_sparse.control_socket import has_socket
 from fleet_sparse.credentials import Credentials
-from fleet_sparse.errors import FleetSparseError, ShardUnavailable
+from fleet_sparse.errors import FleetSparseError, SettingError, ShardUnavailable
+from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, MAX_MESSAGE_BYTES, METHODS, SERVICE, from_status
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
+_CLOSED = "Socket closed"
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # pservers are inside
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -81,6 +85,7 @@ class GrpcTransport:
 
     def __init__(self, endpoints: Sequence[str], credentials: Credentials) -> None:
         self._endpoints = list(endpoints)
+        self._credentials = credentials
         self._channels = [credentials.grpc_channel(endpoint, _OPTIONS) for endpoint in endpoints]
         self._methods = [_methods_of(channel) for channel in self._channels]
 
@@ -91,23 +96,44 @@ class GrpcTransport:
 
     def start(self, shard: int, method: str, request: Message, timeout_s: float | None) -> PendingCall:
         """As `Transport`."""
-        return _GrpcCall(self._methods[shard][method].future(request, timeout=timeout_s))
+        call = self._methods[shard][method].future(request, timeout=timeout_s, metadata=self._credentials.metadata)
+        return _GrpcCall(call, partial(self._check_keys, shard))
 
     def close(self) -> None:
         """As `Transport`."""
         for channel in self._channels:
             channel.close()
 
+    def _check_keys(self, shard: int, details: str) -> None:
+        """Checks, for a pserver that was not reached, that neither keys nor channels are the cause.
+
+        Raises:
+            SettingError: They are.
+        """
+        endpoint = self._endpoints[shard]
+        is_local = has_socket(Address.parse(endpoint))
+        if self._credentials.keys is None and not is_local and _CLOSED not in details:
+            return  # a pserver with keys ends plain connections
+        if fault := self._credentials.fault_of(endpoint):
+            raise SettingError(
+                f"pserver {endpoint}: {fault}. Give all processes of the job the keys of one `fleet-sparse keys new`, "
+                "and the same FLEET_SPARSE_CHANNEL"
+            )
+
 
 class _GrpcCall:
-    def __init__(self, future: Any) -> None:
+    def __init__(self, future: Any, check_keys: Callable[[str], None]) -> None:
         self._future = future
+        self._check_keys = check_keys
 
     def result(self) -> Message:
         try:
             reply: Message = self._future.result()
         except grpc.RpcError as error:
-            raise _error_of(error) from None
+            found = _error_of(error)
+            if isinstance(found, Unreachable):
+                self._check_keys(str(found))
+            raise found from None
         except grpc.FutureCancelledError:
             raise Unreachable("the connection was closed") from None
         except BaseException:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fleet_sparse.core.criteria import Criterion, Removal, smallest_ids
 from fleet_sparse.core.ids import table_salt
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import FleetSparseError, SnapshotError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 
@@ -29,12 +29,14 @@ class SnapshotRpcs:
     Args:
         rpc: Calls the pservers.
         settings: Timeouts.
+        client_id: Client id of this worker.
         worker_index: Returns the index of this worker.
     """
 
-    def __init__(self, rpc: Rpc, settings: Settings, worker_index: Callable[[], int]) -> None:
+    def __init__(self, rpc: Rpc, settings: Settings, client_id: bytes, worker_index: Callable[[], int]) -> None:
         self._rpc = rpc
         self._settings = settings
+        self._client_id = client_id
         self._worker_index = worker_index
 
     def plan_save(self, dirname: str, save_id: str, kind: str) -> messages.SavePlan:
@@ -79,7 +81,11 @@ class SnapshotRpcs:
             ShardUnavailable: A pserver is gone, or did not answer in time.
         """
         request = messages.BeginSaveRequest(
-            plan=plan, tables=tables, position=self._position_of(progress), ends_day=ends_day
+            plan=plan,
+            tables=tables,
+            position=self._position_of(progress),
+            ends_day=ends_day,
+            client_id=self._client_id,
         )
         for table, criteria in left_out.items():
             request.left_out.append(messages.LeftOut(table=table, criteria=map(_message_of, criteria)))
@@ -154,36 +160,53 @@ class SnapshotRpcs:
         Raises:
             ShardUnavailable: A pserver is gone, or did not answer within `settings.positions_s`.
         """
-        request = messages.ReportPositionRequest(save_id=save_id, positions=map(self._position_of, passed))
+        positions = map(self._position_of, passed)
+        request = messages.ReportPositionRequest(save_id=save_id, positions=positions, client_id=self._client_id)
         self._rpc.call_all("ReportPosition", request, self._settings.positions_s, patience_s=self._settings.positions_s)
 
-    def stage_load(self, dirname: str, load_id: str, tables: Sequence[str]) -> int:
+    def stage_load(
+        self, dirname: str, load_id: str, tables: Sequence[str] = (), *, missing_ok: bool = False
+    ) -> int | None:
         """Makes every pserver load its part of a snapshot into a staging shard. Each has `settings.barrier_s` for it.
 
         Args:
             dirname: Directory of a series, for its newest snapshot; or of one snapshot.
             load_id: Id of the load, used once.
             tables: Names of the tables to load; empty for all tables and dense arrays.
+            missing_ok: True if a directory without a snapshot of all tables is no error.
 
         Returns:
-            Number of rows of all shards.
+            Number of rows of all shards; None if there is no snapshot and nothing is staged.
 
         Raises:
             SnapshotError: The snapshot cannot be read.
             TableMismatch: The snapshot and the job describe a table differently.
             ShardUnavailable: A pserver is gone, or took too long.
         """
-        request = messages.StageLoadRequest(dirname=dirname, load_id=load_id, tables=tables)
-        return sum(reply.num_rows for reply in self._rpc.call_all("StageLoad", request, self._settings.barrier_s))
+        request = messages.StageLoadRequest(dirname=dirname, load_id=load_id, tables=tables, missing_ok=missing_ok)
+        replies = self._rpc.call_all("StageLoad", request, self._settings.barrier_s)
+        if all(reply.is_missing for reply in replies):
+            return None
+        if missing := [shard for shard, reply in enumerate(replies) if reply.is_missing]:
+            raise SnapshotError(
+                f"{dirname}: {self._rpc.where(missing[0])} finds no snapshot there, another pserver does. All pservers "
+                "should load from one directory"
+            )
+        return sum(int(reply.num_rows) for reply in replies)
 
-    def finish_load(self, load_id: str, *, keep: bool) -> None:
+    def finish_load(self, load_id: str, *, keep: bool, resumes: bool = False) -> None:
         """Replaces what the pservers hold by what was staged; without `keep` the staging shards are discarded.
+
+        Args:
+            load_id: Id of the load.
+            keep: See above.
+            resumes: True if workers that register from now on continue where the snapshot was saved.
 
         Raises:
             SnapshotError: A pserver has not staged this load, or saves.
             ShardUnavailable: A pserver is gone, or did not answer in time.
         """
-        request = messages.FinishLoadRequest(load_id=load_id, keep=keep)
+        request = messages.FinishLoadRequest(load_id=load_id, keep=keep, resumes=resumes)
         # A pserver that is gone has discarded its staging shard.
         self._rpc.call_all("FinishLoad", request, self._settings.barrier_s, patience_s=None if keep else 0.0)
 

@@ -23,7 +23,7 @@ from ..net.requests import DenseUpdate
 from ..rows.early_rows import EarlyRows
 from ..rows.row_batch import RowBatch
 from .dense_values import write_values
-from .step import QuiescePoint, StepClip
+from .step import Progress, QuiescePoint, StepClip
 from .sync_async import PserverTraining
 
 
@@ -194,6 +194,10 @@ class AllReduceTraining:
     def pull_dense(self, spec: DenseSpec, out: NDArray[np.float32]) -> None:
         """As `Training`."""
         self._rows.pull_dense(spec, out)
+
+    def progress(self) -> Progress:
+        """As `Training`."""
+        return self._rows.progress()
 
     def quiesce(self, timeout_s: float, *, is_coordinator: bool = False) -> AbstractContextManager[QuiescePoint]:
         """As `Training`."""

@@ -174,6 +174,10 @@ class GeoTraining:
                 array.read(self._client)
             out[:] = array.values
 
+    def progress(self) -> Progress:
+        """As `Training`: after the newest window that ended."""
+        return self._exchanged
+
     @contextmanager
     def quiesce(self, timeout_s: float, *, is_coordinator: bool = False) -> Iterator[QuiescePoint]:
         """As `Training`. The window is kept; the steps are those of the windows that ended."""

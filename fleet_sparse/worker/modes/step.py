@@ -171,6 +171,10 @@ class Training(Protocol):
         """Fills `out` `(spec.num_values,)` with the values of a dense array that this worker should use."""
         ...
 
+    def progress(self) -> Progress:
+        """Returns the position of this worker after the newest step that was sent. Waits for nothing."""
+        ...
+
     def quiesce(self, timeout_s: float, *, is_coordinator: bool = False) -> AbstractContextManager[QuiescePoint]:
         """Between two steps of this worker: no push is sent during the block, and all earlier ones are applied.
 

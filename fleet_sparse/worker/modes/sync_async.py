@@ -284,6 +284,11 @@ class PserverTraining:
         """As `Training`."""
         self._client.pull_dense(spec, out, step=self._next_step())
 
+    def progress(self) -> Progress:
+        """As `Training`."""
+        with self._lock:
+            return self._passed[-1]
+
     @contextmanager
     def quiesce(self, timeout_s: float, *, is_coordinator: bool = False) -> Iterator[QuiescePoint]:
         """As `Training`."""

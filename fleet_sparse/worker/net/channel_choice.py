@@ -52,7 +52,12 @@ def open_channel(
                 "Give workers and pservers the same value"
             )
     if kind == "zmq":
-        return ZmqChannel([each.data_endpoint for each in registrations], settings, credentials)
+        if credentials.keys is not None:
+            raise SettingError(
+                "FLEET_SPARSE_KEYS: is set, and the pservers accept only ZeroMQ, which has no keys. Leave out "
+                "FLEET_SPARSE_CHANNEL, and give pservers the keys too"
+            )
+        return ZmqChannel([each.data_endpoint for each in registrations], settings)
     if settings.channel == "auto":
         for each in registrations:
             if each.stream_endpoint.startswith("unix:"):

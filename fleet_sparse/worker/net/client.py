@@ -195,6 +195,11 @@ class Client(TableClient):
         """Processes the incarnation of a pserver in a heartbeat: another one than before fails the shard."""
         self._io.observe_incarnation(shard, incarnation)
 
+    @property
+    def num_rejoins(self) -> int:
+        """As `TableClient`."""
+        return self._io.num_rejoins
+
     def expect(self, shard: int, incarnation: int) -> Resumption:
         """As `IoLoop`."""
         return self._io.expect(shard, incarnation)

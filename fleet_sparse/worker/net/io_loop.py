@@ -21,7 +21,7 @@ from fleet_sparse.errors import FleetSparseError, ProtocolError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.frame_format import PULLS, UNCHECKED_COLUMNS, Buffer, Op
-from fleet_sparse.wire.link_header import PlainReply
+from fleet_sparse.wire.link_header import PlainReply, durable_push_of
 
 from .call import Call
 from .channel import Channel
@@ -62,6 +62,7 @@ class IoLoop:
         bytes_sent: Bytes of all frames sent, retries included.
         bytes_received: Bytes of all frames received.
         num_failed_pushes: Number of mutating requests that failed, and of calls that were not accepted.
+        num_rejoins: Number of times that it continued with a pserver that was started again.
         num_pulled_rows: Number of rows of tables that pulls asked for.
         num_pushed_rows: Number of rows of tables in pushes.
     """
@@ -83,6 +84,7 @@ class IoLoop:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.num_failed_pushes = 0
+        self.num_rejoins = 0
         self.num_pulled_rows = 0
         self.num_pushed_rows = 0
 
@@ -216,6 +218,7 @@ class IoLoop:
         """Continues with a pserver that was started again, and with which this worker has registered after `expect`."""
 
         def note() -> None:
+            self.num_rejoins += 1
             self._channel.move(shard, registration.stream_endpoint, registration.data_endpoint)
             self.links[shard].rejoin(registration, time.monotonic())
             self._address(shard)
@@ -466,6 +469,8 @@ class IoLoop:
         if request is not None:
             request.is_filled = placed is not None
             request.received = None if request.is_filled else columns
+        if link.kept is not None:
+            link.note_durable(durable_push_of(head))
         self._distribute(link.receive_reply(request_id, push_seq, step, now, has_rows))
 
     def _take_frame(self, link: ShardLink, parts: Sequence[Buffer], now: float) -> None:
@@ -501,7 +506,7 @@ class IoLoop:
         if full is not None:
             if not expires or now < call.started_at + self.patience_s:
                 return False
-            failure = full.errors.window_full(now - call.started_at, full.last_seq - full.acked_seq, full.last_error)
+            failure = full.no_capacity(now - call.started_at)
         requests, call.requests = call.requests, []  # no cycle of references keeps the arrays longer than needed
         if failure is not None:
             self._reject(call, failure)

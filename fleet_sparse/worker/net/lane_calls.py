@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from xxhash import xxh3_64_intdigest
 
 from fleet_sparse.wire.frame_format import HEADER_BYTES, UNCHECKED_COLUMNS, checksum_of
+from fleet_sparse.wire.link_header import durable_push_of
 
 from .lane import Lane, LaneReply
 from .plain_rows import PlainRows
@@ -81,6 +82,8 @@ class LaneCalls:
                 link.last_error = "a reply was dropped: its checksum is wrong"  # it counts as lost
                 continue
             request.is_filled = True
+            if link.kept is not None:
+                link.note_durable(durable_push_of(answer.head))
             outcomes += link.receive_reply(request_id, push_seq, step, now, True)
         return num_sent, num_received, outcomes
 

@@ -8,12 +8,14 @@ from typing import NamedTuple
 from fleet_sparse.errors import (
     ErrorCode,
     FleetSparseError,
+    LogFull,
     ProtocolError,
     PushRefused,
     ShardUnavailable,
     TableMismatch,
     WorkerLost,
 )
+from fleet_sparse.keys import forbidden
 from fleet_sparse.wire.frame_format import FrameError, Op
 
 HOW_TO_FIND_NAN = "paddle.set_flags({'FLAGS_check_nan_inf': 1}) finds the op"
@@ -43,6 +45,11 @@ class LinkErrors(NamedTuple):
             return TableMismatch(text)
         if code is ErrorCode.READ_ONLY:
             return PushRefused(text)
+        if code is ErrorCode.FORBIDDEN:  # its message is the role and what it asked for
+            role, _, what = message.partition(" ")
+            return forbidden(self.where, role, what)
+        if code is ErrorCode.LOG_FULL:
+            return LogFull(text)
         return ProtocolError(text, code=code)
 
     def job_ended(self, error: FrameError) -> FleetSparseError:
@@ -97,6 +104,13 @@ class LinkErrors(NamedTuple):
         """The window of pushes in flight stayed full."""
         last = f"; last error: {last_error}" if last_error else ""
         return self._unavailable(f"no capacity for a push in {waited_s:.1f} s, {num_unacked} wait for their ack{last}")
+
+    def kept_full(self, waited_s: float, num_bytes: int) -> ShardUnavailable:
+        """The pserver did not make pushes durable that the worker keeps for it."""
+        return self._unavailable(
+            f"no capacity for a push in {waited_s:.1f} s, {num_bytes} bytes of acked pushes are not on the disk of the "
+            "pserver yet. Its disk is slow or hangs: see its log, or set FLEET_SPARSE_KEPT_BYTES higher"
+        )
 
     def _gap(self, text: str) -> ProtocolError:
         return ProtocolError(f"{self.where}: {text}", code=ErrorCode.GAP)

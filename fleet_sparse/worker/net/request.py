@@ -83,6 +83,7 @@ class Request(msgspec.Struct, eq=False):
     tries: int = 0
     waited_at: float = -math.inf  # time of the last WAIT reply
     is_noop: bool = False  # a no-op push: it takes the seq of a push that was refused
+    is_replay: bool = False  # an acked push, kept in memory of its own: no call waits for it
 
     @property
     def is_empty(self) -> bool:

@@ -13,7 +13,7 @@ sent again from time to time, which shows if the pserver is still alive.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,16 +25,18 @@ from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import PUSHES, Frame, FrameError, Header, Op
 from fleet_sparse.wire.link_header import LinkHeader
 
+from .kept_pushes import KeptPushes
 from .link_errors import LinkErrors
 from .request import Request
 
 __all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Resumption", "ShardLink", "TableState"]
 
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PREPARE, Op.COMMIT})
-_LEAVE = Op.LEAVE  # a lookup of a member takes longer, at every push
+_LEAVE, _PREPARE = Op.LEAVE, Op.PREPARE  # a lookup of a member takes longer, at every push
 _CLIENT_EPOCH = 1  # reserved in the protocol
 _WAITING_PROBES = 4  # sends of a waiting request before its deadline
 _MAX_BACKOFF = 8  # in units of `retry_s`
+_PROBE_S = 0.1  # time between two questions which pushes are durable
 _GENERATION_SHIFT = 32  # an incarnation is a generation and 32 random bits
 
 
@@ -59,6 +61,14 @@ class Registration(NamedTuple):
     """True if it was started again in this job."""
     restored_seq: int = 0
     """Of a restarted one: the newest push of this client that it has."""
+    has_log: bool = False
+    """True if every push that it answered survives its process."""
+    open_barriers: tuple[str, ...] = ()
+    """Of shard 0: the barriers that have opened for the rest of the job."""
+    progress: tuple[int, str] | None = None
+    """Of shard 0: steps and loader's position of the process whose place this worker takes in a running job."""
+    acks_precede_durability: bool = False
+    """True if the machine of the pserver may lose pushes that it acked; `push_floor` of its replies says which not."""
 
 
 class Resumption(NamedTuple):
@@ -67,7 +77,7 @@ class Resumption(NamedTuple):
     push_seq: int = 0
     """Seq of the newest push that it will not send again."""
     step: int = 0
-    """Step of the newest of them that has one; 0 without."""
+    """Step of the newest of them that completes one; 0 without."""
 
 
 def is_older(incarnation: int, other: int) -> bool:
@@ -126,6 +136,7 @@ class ShardLink:
             early, see `is_due`.
         header: Header of its frames.
         outstanding: Requests without an outcome, by request id.
+        kept: Acked pushes that may be lost; None if an acked push is never sent again.
     """
 
     def __init__(
@@ -161,8 +172,15 @@ class ShardLink:
         self.step = 0
         self.last_seq = 0
         self.acked_seq = 0
-        self._acked_step = 0  # step of the newest acked push that has one
+        self._acked_step = 0  # step that the newest acked push completes of those that complete one
         self._push_floor = 0  # seq of the newest push that changes something
+        self.kept: KeptPushes | None = None
+        if registration.acks_precede_durability:
+            self.kept = KeptPushes(settings.kept_bytes // registration.num_shards)
+        self._replayed_to = 0  # pushes up to this one were acked before, and are sent again
+        self._probe: Request | None = None  # asks which pushes are durable
+        self._probe_at = -math.inf  # time before which it is not sent again
+        self._awaits_durable = False
         self.outstanding: dict[int, Request] = {}
         self._unacked: dict[int, Request] = {}  # pushes by seq, in order
         self._unacked_bytes = 0
@@ -174,7 +192,14 @@ class ShardLink:
         self.due_at = math.inf
 
     def has_capacity(self, num_pushes: int, num_bytes: int) -> bool:
-        """Returns whether the window has capacity for these pushes. An empty window has it for those of any call."""
+        """Returns whether the window has capacity for these pushes. An empty window has it for those of any call.
+
+        If too many bytes are kept, the link asks from time to time which pushes are durable.
+        """
+        if self.kept is not None and not self.kept.has_capacity(self._unacked_bytes + num_bytes):
+            self._awaits_durable = True
+            self.due_at = min(self.due_at, self._probe_at)
+            return False
         return not self._unacked or (
             len(self._unacked) + num_pushes <= self._max_pushes and self._unacked_bytes + num_bytes <= self._max_bytes
         )
@@ -210,7 +235,7 @@ class ShardLink:
         else:
             request.push_floor = self._push_floor
         self.outstanding[request.request_id] = request
-        if sent_at is None or self._unsent:
+        if sent_at is None or self._unsent or self.acked_seq < self._replayed_to:
             self._unsent += [request]
             self.due_at = -math.inf
             return False
@@ -225,9 +250,13 @@ class ShardLink:
         """Returns the requests that were not sent yet or are due again, to be sent now. Checks no deadline."""
         unsent, self._unsent = self._unsent, []
         requests = []
+        is_sendable = self._replay_gate()
         for request in unsent:
-            if request.tries and request.request_id not in self.outstanding:
+            if (request.tries or request.is_replay) and request.request_id not in self.outstanding:
                 continue  # it was answered since it became due
+            if is_sendable is not None and not is_sendable(request):
+                self._unsent.append(request)
+                continue
             request.sent_at = now
             request.tries += 1
             due_at = now + self._retry_s if request.tries == 1 else self._due_at(request)
@@ -241,6 +270,8 @@ class ShardLink:
         if self.due_at <= now and not self._unsent:
             due_times = [self._due_at(request) for request in self.outstanding.values() if request.tries]
             self._timer = self.due_at = min(due_times, default=math.inf)
+            if self._awaits_durable:
+                self.due_at = min(self.due_at, self._probe_at)
         return self.due_at <= now
 
     def poll(self, now: float) -> Actions:
@@ -248,6 +279,8 @@ class ShardLink:
         actions = Actions()
         if now >= self._timer:
             self._check_timers(now, actions)
+        if self._awaits_durable and now >= self._probe_at and self.failure is None:
+            self._ask_for_durable(now)
         actions.requests += self.take_unsent(now)
         return actions
 
@@ -267,6 +300,7 @@ class ShardLink:
             self._received_at = now
             self.last_error = f"a {header.op.name} frame came as a reply"
             return []
+        self.note_durable(header.push_floor)
         outcomes = self.receive_reply(
             header.request_id, header.push_seq, header.step, now, header.op in (Op.ROWS, Op.NORMS), frame
         )
@@ -295,12 +329,20 @@ class ShardLink:
         if step > self.step:  # noqa: PLR1730  # `min` and `max` are calls, at every request
             self.step = step
         outcomes = self._acknowledge(push_seq, request_id, frame) if push_seq > self.acked_seq else []
+        if self._probe is not None and request_id == self._probe.request_id:
+            self.outstanding.pop(request_id, None)
+            self._probe = None
         if has_rows:
             request = self.outstanding.get(request_id)
             if request is not None and request.op in _NEEDS_ROWS:
                 del self.outstanding[request_id]
                 outcomes += [Outcome(request, frame, None)]
         return outcomes
+
+    def note_durable(self, seq: int) -> None:
+        """Processes the `push_floor` of a reply: pushes up to it need not be kept."""
+        if self.kept is not None:
+            self.kept.drop_durable(seq)
 
     def observe_incarnation(self, incarnation: int) -> list[Outcome]:
         """Processes the incarnation that the control plane reports."""
@@ -316,11 +358,16 @@ class ShardLink:
         """
         self._incarnation = incarnation
         self.header = self._make_header()
-        steps = [request.step for request in self._unacked.values() if request.step]
-        return Resumption(self.acked_seq, steps[0] - 1 if steps else max(self._acked_step, self.step))
+        kept = {} if self.kept is None else self.kept.by_seq
+        steps = [request.step for request in (*kept.values(), *self._unacked.values()) if request.step]
+        floor = next(iter(kept)) - 1 if kept else self.acked_seq
+        return Resumption(floor, steps[0] - 1 if steps else max(self._acked_step, self.step))
 
     def rejoin(self, registration: Registration, now: float) -> None:
         """Continues with a pserver that was started again: sends all outstanding requests again, in order.
+
+        Before them go the kept pushes that the pserver does not have. In a job that counts steps they go one step at a
+        time, because a shard refuses a push that is two steps ahead.
 
         Args:
             registration: Its reply to this worker, which registered with the result of `expect`.
@@ -334,6 +381,11 @@ class ShardLink:
         endpoint = registration.stream_endpoint or registration.data_endpoint
         self.errors = self.errors._replace(endpoint=endpoint)
         self._gap = (0, -math.inf)
+        if self._probe is not None:
+            self.outstanding.pop(self._probe.request_id, None)
+            self._probe = None
+        if self.kept is not None:
+            self._replay(self.kept.take_after(registration.restored_seq))
         for request in self.outstanding.values():
             request.submitted_at, request.tries, request.waited_at = now, 0, -math.inf
         self._resend(self.outstanding.values())
@@ -346,6 +398,9 @@ class ShardLink:
         self._unacked.clear()
         self._unsent.clear()
         self._unacked_bytes = 0
+        self._awaits_durable = False
+        if self.kept is not None:
+            self.kept.clear()
         self._timer = self.due_at = math.inf
         return [Outcome(request, None, error) for request in requests]
 
@@ -369,7 +424,56 @@ class ShardLink:
             )
         )
 
+    def no_capacity(self, waited_s: float) -> FleetSparseError:
+        """Returns the error of a push that waited for capacity too long."""
+        if self._awaits_durable and self.kept is not None:
+            return self.errors.kept_full(waited_s, self.kept.num_bytes)
+        return self.errors.window_full(waited_s, self.last_seq - self.acked_seq, self.last_error)
+
     # Sending
+
+    def _replay(self, pushes: Sequence[Request]) -> None:
+        """Pushes that were acked are outstanding again."""
+        if not pushes:
+            return
+        self._replayed_to = max(self._replayed_to, self.acked_seq)
+        self.acked_seq = pushes[0].push_seq - 1
+        awaited = {request.push_seq: request for request in self.outstanding.values() if request.push_seq}
+        unacked, self._unacked = self._unacked, {}
+        for push in pushes:
+            request = awaited.get(push.push_seq)  # its rows are still awaited
+            if request is None:
+                request = push
+                self._last_request_id += 1
+                request.request_id = self._last_request_id
+                self.outstanding[request.request_id] = request
+            self._unacked[request.push_seq] = request
+            self._unacked_bytes += request.num_bytes
+        self._unacked.update(unacked)
+
+    def _replay_gate(self) -> Callable[[Request], bool] | None:
+        """Decides which requests may be sent while pushes of a job that counts steps are sent again; None: all."""
+        if self.acked_seq >= self._replayed_to:
+            return None
+        first = next(iter(self._unacked.values()))
+        if not first.step:
+            return None
+        return lambda request: (
+            0 < request.push_seq <= self._replayed_to and (request.step, request.op) == (first.step, first.op)
+        )
+
+    def _ask_for_durable(self, now: float) -> None:
+        """Sends an empty push with a seq that is applied: its ack says which pushes are durable."""
+        self._awaits_durable = False  # until a push finds no capacity again
+        self._probe_at = now + _PROBE_S
+        if self._probe is not None and self._probe.request_id in self.outstanding:
+            return
+        self._last_request_id += 1
+        probe = self._probe = Request(Op.PUSH, self._acked_step, self.shard)
+        probe.request_id = probe.order = self._last_request_id
+        probe.push_seq, probe.submitted_at, probe.is_noop = self.acked_seq, now, True
+        self.outstanding[probe.request_id] = probe
+        self._resend([probe])
 
     def _due_at(self, request: Request) -> float:
         """Time to send a request again."""
@@ -424,10 +528,17 @@ class ShardLink:
             request = self._unacked.pop(acked)
             self._unacked_bytes -= request.num_bytes
             self.acked_seq = acked
-            self._acked_step = request.step or self._acked_step
-            if request.op not in _NEEDS_ROWS:
+            if request.step and request.op is not _PREPARE:  # COMMIT follows, with the same step
+                self._acked_step = request.step
+            if self.kept is not None:
+                self.kept.keep(request)
+            if request.is_replay:
+                self.outstanding.pop(request.request_id, None)
+            elif request.op not in _NEEDS_ROWS:
                 del self.outstanding[request.request_id]
                 outcomes += [Outcome(request, frame if request_id == request.request_id else None, None)]
+        if self._unsent:  # some may have waited for the step that is acked now
+            self.due_at = -math.inf
         return outcomes
 
     def _forget(self, request: Request) -> None:
@@ -465,7 +576,7 @@ class ShardLink:
         return []
 
     def _refuse(self, request: Request, code: ErrorCode, message: str, now: float) -> list[Outcome]:
-        if request.is_noop:
+        if request.is_noop or request.is_replay:
             return self.fail(self.errors.refused(code, message))  # the shard accepts nothing else either
         self._forget(request)
         if request.push_seq > self.acked_seq:

@@ -8,6 +8,7 @@ import math
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ProtocolError
+from fleet_sparse.keys import SERVER_NAME
 from fleet_sparse.net_addresses import LOOPBACK
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
@@ -33,6 +35,7 @@ from fleet_sparse.wire.stream import (
     socket_to,
 )
 from fleet_sparse.wire.stream import Place as StreamPlace
+from fleet_sparse.wire.tls_stream import client_context
 
 from .channel import Place
 from .lane import Lane
@@ -50,7 +53,7 @@ class StreamChannel:
         endpoints: `stream_endpoint` of each pserver, in the order of the shards.
         settings: Settings with the largest frame; an answer to a push may be twice as large.
         buffer_bytes: Buffer size of each Unix socket.
-        credentials: Credentials of this process.
+        credentials: Credentials of this process; with keys, connections over TCP are TLS.
         on_lost: Called inside `receive` or `send` with the shard of a stream that was connected and is lost.
 
     Raises:
@@ -72,6 +75,7 @@ class StreamChannel:
         self._epoll = select.epoll()  # one thread at a time, from here down
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         memory = FrameMemory()
+        tls = None if credentials.keys is None else client_context(credentials.keys)
         self._by_fd: dict[int, _ShardStream] = {}
         self._ready: deque[_ShardStream] = deque()  # streams that may have a frame
         self._connections = [
@@ -83,12 +87,13 @@ class StreamChannel:
                 memory,
                 self._epoll,
                 self._by_fd,
-                credentials,
+                tls if credentials.has_keys_for(endpoint) else None,
             )
             for shard, endpoint in enumerate(endpoints)
         ]
         self.lane: Lane | None = None
-        if settings.straight_path and credentials == NO_KEYS:  # it reads and writes plain sockets
+        # It reads and writes plain sockets.
+        if settings.straight_path and not any(map(credentials.has_keys_for, endpoints)):
             self.lane = Lane(self._connections, self._ready, self._wake_fd)
         try:
             for connection in self._connections:
@@ -219,22 +224,23 @@ class _ShardStream:
         memory: FrameMemory,
         epoll: select.epoll,
         by_fd: dict[int, _ShardStream],
-        credentials: Credentials,
+        tls: ssl.SSLContext | None,
     ) -> None:
-        self.shard = shard  # constant after construction, as all down to `_credentials` but the next one
+        self.shard = shard  # constant after construction, as all down to `_tls` but the next one
         self._endpoint = endpoint
         self._max_bytes = max_bytes
         self._buffer_bytes = buffer_bytes
         self._memory = memory
         self._epoll = epoll
         self._by_fd = by_fd
-        self._credentials = credentials
+        self._tls = tls
         self.on_lost: Callable[[int], None] | None = None
         """Called with the shard when a stream that was connected is lost."""
         self.writer = FrameWriter()
         self.buffer: NDArray[np.int64] | None = None  # set by a lane, once
         self._place: StreamPlace | None = None
         self._stream: socket.socket | None = None
+        self._handshake: ssl.SSLSocket | None = None  # the stream, while keys are shown
         self.connection: Connection | None = None
         """None until the stream is connected."""
         self.pause_s = 0.0
@@ -264,8 +270,7 @@ class _ShardStream:
         """Starts to connect."""
         self.connects_at = math.inf
         try:
-            plain, address = socket_to(self._endpoint)
-            self._stream = self._credentials.protect_stream(plain)
+            self._stream, address = socket_to(self._endpoint)
             set_up(self._stream, self._buffer_bytes)
             self._epoll.register(self._stream, select.EPOLLOUT)  # ready once it is connected, or has failed
             self._by_fd[self._stream.fileno()] = self
@@ -296,6 +301,9 @@ class _ShardStream:
         """Handles epoll events. Returns whether there may be a frame."""
         assert self._stream is not None, "it is polled"
         try:
+            if self._handshake is not None:
+                self._shake_hands(self._handshake)
+                return False
             if self.connection is None:
                 number = self._stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if number:
@@ -317,11 +325,38 @@ class _ShardStream:
         self.writer.clear()
 
     def _begin(self, stream: socket.socket) -> None:
+        if self._tls is not None:
+            self._stream = self._handshake = self._tls.wrap_socket(
+                stream, do_handshake_on_connect=False, server_hostname=SERVER_NAME
+            )
+            self._shake_hands(self._handshake)
+            return
         if not is_trusted(stream):
             raise PermissionError(errno.EPERM, "the pserver runs as another user")
+        self._use(stream)
+
+    def _shake_hands(self, stream: ssl.SSLSocket) -> None:
+        """Continues the handshake with the pserver, as far as it has answered."""
+        try:
+            stream.do_handshake()
+        except ssl.SSLWantReadError:
+            self._epoll.modify(stream, select.EPOLLIN)
+        except ssl.SSLWantWriteError:
+            self._epoll.modify(stream, select.EPOLLOUT)
+        else:
+            self._handshake = None
+            self._use(stream)
+
+    def _use(self, stream: socket.socket) -> None:
         stream.send(GREETING)
         self.connection = Connection(
-            stream, self._max_bytes, self._memory, self._watch, self.writer, self._place, self.buffer
+            stream,
+            self._max_bytes,
+            self._memory,
+            self._watch,
+            self.writer,
+            self._place,
+            self.buffer,
         )
         self._epoll.modify(stream, self.connection.events)
         self.connection.flush()
@@ -342,7 +377,7 @@ class _ShardStream:
             self.on_lost(self.shard)
 
     def _end(self) -> None:
-        stream, self._stream = self._stream, None
+        stream, self._stream, self._handshake = self._stream, None, None
         connection, self.connection = self.connection, None
         if stream is not None and self._by_fd.pop(stream.fileno(), None) is not None:
             self._epoll.unregister(stream)

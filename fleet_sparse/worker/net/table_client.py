@@ -111,6 +111,11 @@ class TableClient(ABC):
         return self._traffic.num_failed_pushes
 
     @property
+    def num_rejoins(self) -> int:
+        """Number of times that it continued with a shard that was started again."""
+        return 0
+
+    @property
     def num_pulled_rows(self) -> int:
         """Number of rows of tables that pulls asked for."""
         return self._traffic.num_pulled_rows
@@ -335,11 +340,13 @@ class TableClient(ABC):
     ) -> None:
         """Replaces dense values `(n,)`, each state `(n,)` of their rule and its t; returns when all are replaced.
 
+        Errors of earlier pushes are left for the next call to raise: this one may be called on another thread.
+
         Raises:
             PushRefused: A value is not finite.
             ValueError, ShardUnavailable, TableMismatch: As `exchange_dense`.
         """
-        self._check_usable()
+        self._check_open()
         requests = self._requests(Op.ASSIGN)
         requests.add_dense_replacement(spec, values, states, optimizer_step)
         self._start(requests).wait()
@@ -378,6 +385,10 @@ class TableClient(ABC):
     @abstractmethod
     def _check_usable(self) -> None:
         """Raises why nothing can be called any more, or why an earlier push failed."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raises if the client is closed, or belongs to the process that forked this one."""
 
     @abstractmethod
     def _empty_request(self, op: Op, step: int, shard: int) -> Any:

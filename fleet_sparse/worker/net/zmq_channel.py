@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.net_addresses import LOOPBACK, Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
@@ -32,16 +31,14 @@ class ZmqChannel:
     Args:
         endpoints: `host:port` of the data plane of each pserver, in the order of the shards.
         settings: Settings with the largest frame; a longer part that arrives ends the connection.
-        credentials: Credentials of this process.
     """
 
-    def __init__(self, endpoints: Sequence[str], settings: Settings, credentials: Credentials = NO_KEYS) -> None:
+    def __init__(self, endpoints: Sequence[str], settings: Settings) -> None:
         self.lane: Lane | None = None
         self._endpoints = [f"tcp://{endpoint}" for endpoint in endpoints]  # constant but for `move`
         # Constant after construction, as the next three.
         self._are_near = [Address.parse(endpoint).host == LOOPBACK for endpoint in endpoints]
         self._max_frame_bytes = settings.max_frame_bytes
-        self._credentials = credentials
         self._context = zmq.Context()
         self._lock = threading.RLock()  # guards closing `_wake_fd`; a signal handler may take it again
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -148,7 +145,6 @@ class ZmqChannel:
         socket.handshake_ivl = _HANDSHAKE_MS
         socket.heartbeat_ivl = _HEARTBEAT_MS
         socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
-        self._credentials.protect_zmq(socket)
         monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
         monitor.linger = 0
         socket.connect(self._endpoints[shard])

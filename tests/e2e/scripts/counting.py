@@ -1,6 +1,7 @@
 """Training in which each worker counts its steps in rows of its own, one a shard at least.
 
 It ends when a file `finish` exists; worker 0 saves after step 20. MODE is async, lag, geo or sync.
+With RESUMES all workers call `resume` first.
 """
 
 import itertools
@@ -30,6 +31,8 @@ if mode not in ("geo", "sync"):  # in geo training dense values have pushes of t
     loss += paddle.sum(linear(x, "w", 1.0, bias_attr=False))
 fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
 exe = start()
+if os.environ.get("RESUMES"):
+    fleet_sparse.resume("model")
 worker = fleet.worker_index()
 ids = np.arange(100 * worker, 100 * worker + 64)
 feed["ids"] = ids
@@ -44,13 +47,20 @@ for step in itertools.count(1):
     if step == 20 and worker == 0:
         fleet.save_persistables(exe, "model")
         print("saved", flush=True)
-    if Path("finish").exists():
+    if mode == "sync":  # all end at one step, because a step of fewer workers is the mean of fewer gradients
+        if worker == 0 and Path("finish").exists() and not Path("last").exists():
+            Path("last.part").write_text(str(step + 2))  # no worker is more than one step ahead
+            Path("last.part").rename("last")
+        if Path("last").exists() and step == int(Path("last").read_text()):
+            break
+    elif Path("finish").exists():
         break
     time.sleep(0.002)
 fleet.barrier_worker()
 values = exe.run(evaluation, feed={"ids": ids}, fetch_list=[rows])[0].reshape(-1)
 print("slowest step", slowest_s, flush=True)
-print("counted", num_steps, *[int(-value) for value in values], flush=True)
+scale = fleet.worker_num() if mode == "sync" else 1  # a sync step is the mean of the workers' gradients
+print("counted", num_steps, *[int(-value * scale) for value in values], flush=True)
 fleet.barrier_worker()
 fleet.stop_worker()
 print("ended well", flush=True)

@@ -1,4 +1,4 @@
-"""Trains on all workers and saves a model; worker 0 writes what the evaluation predicts."""
+"""Trains on all workers and saves a model; worker 0 writes what it reads then, a step later, and after loading."""
 
 import sys
 
@@ -20,13 +20,24 @@ for _ in range(4):
     exe.run(feed={"ids": rng.choice(known, (8, 4))}, fetch_list=[loss])
 fleet.barrier_worker()
 fleet.save_inference_model(exe, "serve", ["ids"], [prediction])
-fleet.barrier_worker()
-if fleet.is_first_worker():
-    feed = {"ids": np.random.default_rng(9).choice(known, (64, 4))}
-    evaluation = paddle.static.default_main_program().clone(for_test=True)
-    (expected,) = exe.run(evaluation, feed=feed, fetch_list=[prediction])
-    np.savez("expected.npz", ids=feed["ids"], prediction=expected)
-fleet.barrier_worker()
+evaluation = paddle.static.default_main_program().clone(for_test=True)
+feed = {"ids": np.random.default_rng(9).choice(known, (64, 4))}
+read = {"ids": feed["ids"]}
+
+
+def evaluate(suffix=""):
+    fleet.barrier_worker()
+    values = exe.run(evaluation, feed=feed, fetch_list=[prediction, rows, "w"])
+    read.update({name + suffix: value for name, value in zip(("prediction", "rows", "w"), values, strict=True)})
+    fleet.barrier_worker()
+
+
+evaluate()
+exe.run(feed={"ids": rng.choice(known, (8, 4))}, fetch_list=[loss])
+evaluate("_later")
 fleet.load_inference_model("serve", 0)
+evaluate("_loaded")
+if fleet.is_first_worker():
+    np.savez("expected.npz", **read)
 fleet.stop_worker()
 sys.stdout.flush()

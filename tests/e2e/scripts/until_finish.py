@@ -1,6 +1,5 @@
 """Async training with dense parameters that ends when a file `finish` exists in the working directory."""
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +7,15 @@ import paddle
 import paddle.distributed.fleet as fleet
 from program import linear, minimize, start, table
 
+import fleet_sparse
+
 rows = table(paddle.static.data("ids", [None], "int64"), "emb", None)
 loss = paddle.mean(linear(rows + 1.0, "w", 0.0, bias_attr=False))
 minimize(loss, paddle.optimizer.SGD(0.01), is_sync=False)
 exe = start()
-for step in itertools.count():
+batches = fleet_sparse.resumable(range(10**9))
+print("begins after", fleet_sparse.resume_step(), "steps", flush=True)
+for step in batches:
     (value,) = exe.run(feed={"ids": np.arange(10)}, fetch_list=[loss])
     if step % 50 == 0:
         print(f"step {step} loss {float(value):g}", flush=True)

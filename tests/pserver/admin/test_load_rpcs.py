@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import SnapshotError, TableMismatch
 from fleet_sparse.pserver.admin import load_rpcs
+from fleet_sparse.pserver.admin.log_recovery import start_log
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
+from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, barrier, registration
 from support.coordinators import Coordinator, in_loop, run, train, turns, until
+from support.logs import recovered
 from support.saves import rows_in
 from support.shards import SGD, FrameClient
 
@@ -46,6 +50,25 @@ def test_discarded_load_changes_nothing(held: HeldControl) -> None:
     assert rows_in([held.shard], SGD) == before
     with pytest.raises(SnapshotError, match="load l"):
         held.call(messages.FinishLoadRequest(load_id="l", keep=True))
+
+
+def test_load_of_a_missing_snapshot_may_be_no_error(held: HeldControl) -> None:
+    held.call(registration(SGD))
+    reply = held.call(messages.StageLoadRequest(dirname="model", load_id="l", missing_ok=True))
+    assert reply.is_missing
+    with pytest.raises(SnapshotError):
+        held.call(messages.FinishLoadRequest(load_id="l", keep=True))
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_later_registrations_continue_from_a_resumed_load(held: HeldControl, resumes: bool) -> None:
+    held.call(registration(SGD))
+    train(held, 7)
+    run(Coordinator(held).save)
+    held.call(messages.StageLoadRequest(dirname="model", load_id="l", missing_ok=True))
+    held.call(messages.FinishLoadRequest(load_id="l", keep=True, resumes=resumes))
+    resumed = held.call(registration(SGD)).resumed
+    assert (json.loads(resumed)["snapshot"] if resumed else "") == ("000001-full" if resumes else "")
 
 
 class SlowLoads:
@@ -148,3 +171,22 @@ def test_new_process_of_a_worker_begins_to_count_loads(held: HeldControl) -> Non
     held.service.find_lost_workers()
     held.call(registration(SGD, client_id=b"n" * 16))
     assert held.call(barrier(0, client_id=b"n" * 16)).num_loads == 0
+
+
+# The log
+
+
+def test_a_load_is_in_a_checkpoint_before_it_is_answered(tmp_path: Path) -> None:
+    held = HeldControl(tmp_path)
+    start_log(held.shard, tmp_path / "log", Settings(durability="log", job_id="a"), segment_bytes=1 << 16)
+    held.call(registration(SGD))
+    train(held, 7)
+    run(Coordinator(held).save)
+    train(held, 7, 8)
+    held.call(messages.StageLoadRequest(dirname="model", load_id="l"))
+    held.call(messages.FinishLoadRequest(load_id="l", keep=True))
+    again = recovered(held.shard, job_id="a")
+    assert rows_in([again], SGD) == rows_in([held.shard], SGD)
+    for shard in (held.shard, again):
+        assert shard.log is not None
+        shard.log.writer.close()

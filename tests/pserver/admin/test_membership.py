@@ -8,7 +8,14 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import PlanError, SettingError, WorkerLost
 from fleet_sparse.launch import Launch
 from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
-from fleet_sparse.pserver.admin.membership import MAX_WORKERS, RECONNECT_S, Joined, Membership, Registrant
+from fleet_sparse.pserver.admin.membership import (
+    MAX_WORKERS,
+    RECONNECT_S,
+    Joined,
+    Membership,
+    Registrant,
+    WorkerProgress,
+)
 
 LOST_AFTER_S = 30.0
 UNSEEN_AFTER_S = 60.0
@@ -44,6 +51,9 @@ class Job:
 
     def arrive(self, name: str, worker: int, sequence: int = 1, now: float = 0.0, **more: Any) -> bool:
         return self.members.arrive(name, sequence, worker, more.pop("client_id", client_of(worker)), now, **more)
+
+    def open_once(self, name: str) -> None:
+        assert [self.arrive(name, worker, once=True) for worker in range(self.num_workers)][-1]
 
     def finish(self) -> None:
         assert [self.arrive(LAST_BARRIER, worker) for worker in range(self.num_workers)][-1]
@@ -485,6 +495,79 @@ def test_first_worker_after_all_others_begins_a_job(end: str) -> None:
     assert joined.begins_job
     assert joined.job_id != before
     assert not job.register(0, client=8).begins_job
+
+
+STEPS = [Mode(SYNC), Mode(ASYNC, max_step_lag=2)]
+
+
+@pytest.mark.parametrize("mode", STEPS, ids=str)
+def test_replaced_worker_of_a_job_with_steps_begins_the_next(mode: Mode) -> None:
+    job = Job(2, mode=mode)
+    job.open_once("init_worker")
+    before = job.members.job_id
+    job.leave(1)
+    joined = job.register(1, client=9, mode=mode, job_id=before + 1)
+    assert (joined.begins_job, joined.job_id) == (True, before + 1)
+    with pytest.raises(WorkerLost) as lost:
+        job.arrive("b", 0)
+    assert lost.value.worker_index == 1
+    assert not job.register(0, client=8, mode=mode).begins_job
+    assert not job.arrive("b", 0, client_id=client_of(8))
+    assert job.arrive("b", 1, client_id=client_of(9))
+
+
+def test_worker_replaced_before_the_first_barrier_keeps_the_job() -> None:
+    job = Job(2, mode=Mode(SYNC))
+    job.leave(1)
+    assert not job.register(1, client=9, mode=Mode(SYNC)).begins_job
+
+
+def test_worker_of_the_job_before_may_join_the_next() -> None:
+    job = Job(2, mode=Mode(SYNC))
+    job.open_once("init_worker")
+    job.leave(1)
+    job.register(1, client=9, mode=Mode(SYNC))
+    job.register(0, mode=Mode(SYNC))
+    assert not job.arrive("b", 0)
+
+
+def test_a_process_in_the_place_of_another_has_its_progress() -> None:
+    job = Job(2)
+    job.members.report_progress(1, client_of(1), WorkerProgress(7, "{}"))
+    job.leave(1)
+    job.register(1, client=9)
+    assert job.members.progress_of(1) == WorkerProgress(7, "{}")
+    job.members.report_progress(1, client_of(1), WorkerProgress(8, "{}"))
+    assert job.members.progress_of(1) == WorkerProgress(7, "{}")
+    assert job.members.progress_of(0) is None
+
+
+def test_a_worker_that_was_alone_continues_unless_it_finished() -> None:
+    job = Job(1)
+    job.members.report_progress(0, client_of(0), WorkerProgress(7, "{}"))
+    job.leave(0)
+    assert job.register(0, client=9).begins_job
+    assert job.members.progress_of(0) == WorkerProgress(7, "{}")
+    job.arrive(LAST_BARRIER, 0, client_id=client_of(9))
+    job.register(0, client=8)
+    assert job.members.progress_of(0) is None
+
+
+def test_a_worker_of_another_launch_starts_from_the_beginning() -> None:
+    job = Job(1)
+    job.members.report_progress(0, client_of(0), WorkerProgress(7, "{}"))
+    job.leave(0)
+    job.register(0, client=9, launch=Launch(machine="a", launcher="b"))
+    assert job.members.progress_of(0) is None
+
+
+def test_progress_ends_with_the_job() -> None:
+    job = Job(2)
+    job.members.report_progress(1, client_of(1), WorkerProgress(7, "{}"))
+    for worker in (0, 1):
+        job.leave(worker)
+    job.register(1, client=9)
+    assert job.members.progress_of(1) is None
 
 
 def test_next_job_may_have_another_number_of_workers() -> None:

@@ -9,6 +9,7 @@ import pytest
 from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.pserver.admin import save_rpcs
+from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.snapshot.manifest import WorkerPosition
 from fleet_sparse.wire import control_pb2 as messages
@@ -78,6 +79,23 @@ def test_shard_without_the_base_needs_a_full_save(held: HeldControl, tmp_path: P
     other.call(registration(SGD))
     assert run(lambda: Coordinator(other, "two").begin("delta")).needs_full
     assert run(lambda: Coordinator(other, "three").save("full")) == "000002-full"
+
+
+def test_job_continues_from_snapshots_with_all_rows(tmp_path: Path) -> None:
+    names: list[str] = []
+    held = HeldControl(tmp_path, Supervised(False, has_recovered=False, on_job=lambda: None, on_snapshot=names.append))
+    held.call(registration(SGD))
+    train(held, 7)
+    rare = messages.LeftOut(table="sgd", criteria=[messages.ShrinkCriterion(name="min_norm", value=1.0)])
+    run(Coordinator(held, "a").save)
+    run(Coordinator(held, "b", "base", left_out=[rare]).save)
+    train(held, 8)
+    assert run(lambda: Coordinator(held, "c", "base").save("delta")) == "000002-delta"
+    assert names == ["model/000001-full"]
+    run(Coordinator(held, "d", "base").save)
+    train(held, 9)
+    run(lambda: Coordinator(held, "e", "base").save("delta"))
+    assert names[1:] == ["base/000003-full", "base/000004-delta"]
 
 
 @in_loop

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_push_of_a_visitor_is_refused(held: HeldControl, role: messages.Role) ->
     held.call(registration(SGD))
     held.call(visit(role))
     visitor, worker = (FrameClient(held.shard, each.client_id) for each in (visit(role), registration()))
-    assert code_of(visitor.push(push(SGD, ids_of(7), floats([1, 1])))) is ErrorCode.MALFORMED
+    assert code_of(visitor.push(push(SGD, ids_of(7), floats([1, 1])))) is ErrorCode.FORBIDDEN
     assert visitor.rows(SGD, 7) == [[0.5, 0.5]]
     assert worker.push(push(SGD, ids_of(7), floats([1, 1]))).error is None
 
@@ -246,6 +246,33 @@ async def test_worker_takes_the_place_of_one_whose_connection_ends(held: HeldCon
         assert not again.done()
         connections[0].cancel()
         await again
+
+
+@in_loop
+async def test_worker_waits_for_its_place_while_heartbeats_decide(
+    held: HeldControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.ADMISSION_S", 0.0)
+    await registered_workers(held, 2)
+    async with connected(held, 0, 1) as connections:
+        other_job = registration(worker=0, num_workers=3, client_id=b"y" * 16)
+        with pytest.raises(SettingError):
+            await held.start(other_job)
+        again = asyncio.ensure_future(held.start(registration(worker=0, num_workers=2, client_id=b"x" * 16)))
+        await turns()
+        assert not again.done()
+        connections[0].cancel()
+        await again
+
+
+@in_loop
+async def test_a_place_that_stays_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.PLACE_SHARE", 0.001)
+    held = HeldControl(tmp_path)
+    await registered_workers(held, 2)
+    async with connected(held, 0, 1):
+        with pytest.raises(SettingError):
+            await held.start(registration(worker=0, num_workers=2, client_id=b"x" * 16))
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -513,9 +540,13 @@ async def test_a_shrink_that_is_sent_again_is_carried_out_once(held: HeldControl
 BLOCK = push(SGD, ids_of(7), floats([1, 1]))
 
 
+def supervised(*, is_restart: bool, on_job: Callable[[], None] = lambda: None) -> Supervised:
+    return Supervised(is_restart, has_recovered=False, on_job=on_job, on_snapshot=lambda snapshot: None)
+
+
 @pytest.fixture
 def restarted(tmp_path: Path) -> HeldControl:
-    return HeldControl(tmp_path, Supervised(is_restart=True, has_recovered=False, on_snapshot=lambda snapshot: None))
+    return HeldControl(tmp_path, supervised(is_restart=True))
 
 
 def resuming(push_seq: int, *open_barriers: str, worker: int = 0, num_workers: int = 1) -> messages.RegisterRequest:
@@ -549,6 +580,13 @@ async def test_barrier_that_opened_before_the_restart_stays_open(restarted: Held
 
 
 @in_loop
+async def test_registration_names_the_barriers_that_stay_open(restarted: HeldControl) -> None:
+    reply = await restarted.start(resuming(5, "init_worker", "resume", num_workers=2))
+    assert list(reply.open_barriers) == ["init_worker", "resume"]
+    assert list((await restarted.start(registration(worker=1, num_workers=2))).open_barriers) == [*reply.open_barriers]
+
+
+@in_loop
 async def test_barrier_waits_for_workers_that_register_again(restarted: HeldControl) -> None:
     waiting = [asyncio.ensure_future(restarted.start(barrier(worker))) for worker in range(2)]
     await turns()
@@ -564,3 +602,18 @@ async def test_barrier_of_a_worker_that_does_not_continue_fails(
     monkeypatch.setattr("fleet_sparse.pserver.admin.service.ADMISSION_S", 0.05)
     with pytest.raises(ShardUnavailable):
         await restarted.start(barrier(0))
+
+
+def test_pserver_has_a_job_once_a_worker_registered(tmp_path: Path) -> None:
+    calls: list[str] = []
+    held = HeldControl(tmp_path, supervised(is_restart=False, on_job=lambda: calls.append("job")))
+    held.call(visit(messages.ROLE_TOOL))
+    assert calls == []
+    held.call(registration())
+    assert calls == ["job"]
+
+
+def test_restarted_pserver_whose_workers_are_gone_ends(restarted: HeldControl) -> None:
+    restarted.now = restarted.settings.orphaned_s + 1.0
+    restarted.service.find_lost_workers()
+    assert restarted.num_stops == 1

@@ -17,7 +17,7 @@ from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.tables import kinds
 from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.pserver.tables.mutations import Push
-from fleet_sparse.pserver.tables.table import Part, Post, Table, TableContext
+from fleet_sparse.pserver.tables.table import OnChanged, Part, Post, Table, TableContext
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.snapshot.open_snapshot import shards_with
 from fleet_sparse.snapshot.rows import Rows
@@ -35,7 +35,9 @@ class CountCut:
 
     def back_memory(self) -> None: ...
 
-    def export(self, writer: RowsWriter, post: Post) -> None:
+    def release(self) -> None: ...
+
+    def export(self, writer: RowsWriter, post: Post, on_changed: OnChanged | None = None) -> None:
         ids = np.array(list(self.counts), np.int64)
         ids = ids[np.argsort(hash_ids(ids, COUNTS.salt))]
         rows = np.array([self.counts[id_] for id_ in ids.tolist()], np.float32).reshape(-1, 1)

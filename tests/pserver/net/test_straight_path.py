@@ -22,7 +22,7 @@ from fleet_sparse.pserver.engine.plain_frames import MAX_REMEMBERED_CLIENTS
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.requests import deferred_answers
 from fleet_sparse.pserver.storage.table_store import TableStore
-from fleet_sparse.pserver.tables.row_limit import MAX_UNCHECKED_IDS, NO_LIMITS, RowLimits
+from fleet_sparse.pserver.tables.row_limit import MAX_UNCHECKED_IDS, NO_LIMITS, RowLimit, RowLimits
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Block, Frame, Op
@@ -168,6 +168,22 @@ def test_nearly_full_tables_are_left_to_the_readable_path() -> None:
         assert twins.shards[0].states()[0].num_rows == max_rows
         assert were_straight[0]
         assert not were_straight[-1]
+
+
+def test_tables_are_straight_again_once_memory_is_free() -> None:
+    used, now = [0.95], [0.0]
+    with closing(Twins(SGD)) as twins:
+        for shard in twins.shards:
+            table = shard.tables[SGD.table_id].table
+            table.limit = RowLimit(NO_LIMITS, 4, "table", lambda: used[0], lambda: now[0])  # type: ignore[attr-defined]
+            table.store.end_day()  # type: ignore[attr-defined]  # its limit is read again
+        steps_of(twins, 2, 40)
+        used[0], now[0] = 0.5, 10.0
+        steps_of(twins, 3, 40)
+        were_straight = twins.straight.is_straight
+        twins.check()
+    assert not were_straight[1]
+    assert were_straight[-2:] == [True, True]
 
 
 def test_pushes_count_for_the_day_and_the_next_delta(twins: Twins) -> None:

@@ -114,7 +114,7 @@ def test_connection_that_cannot_be_set_up_is_closed(serve: Serve, dial: Dial, mo
     good = dial(endpoint)
     assert asked(good, b"x") == [b"x"]
 
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     with monkeypatch.context() as patched:

@@ -196,6 +196,22 @@ def serve(series: Series, pinned: Version | None) -> None:
     write_serve_file(directory, ServeFile().changed("promote", pinned, None, changed_at=""))
 
 
+def test_the_version_before_is_served_again_from_memory(series: Series) -> None:
+    first = series.newest
+    series.delta()
+    second = series.newest
+    assert series.look()
+    rows_files = list(series.where.glob("*/*.fss"))
+    assert len(rows_files) == 2 * series.num_savers
+    for path in rows_files:
+        path.write_bytes(b"")
+    for version, other in ((first, second), (second, first)):
+        serve(series, version)
+        assert series.look()
+        assert series.shard.versions == (version, other)
+        series.check()
+
+
 def test_a_named_version_is_adopted_and_kept(series: Series) -> None:
     versions = [series.newest]
     for _ in range(3):
@@ -263,14 +279,20 @@ def flipped_file(series: Series, name: str) -> tuple[Path, bytes]:
 
 @pytest.mark.parametrize("damage", [torn_file, flipped_file])
 @pytest.mark.parametrize("kind", ["full", "delta"])
-def test_a_damaged_snapshot_changes_nothing_until_it_is_mended(series: Series, damage: object, kind: str) -> None:
+def test_a_damaged_snapshot_changes_nothing_until_it_is_mended(
+    series: Series, damage: object, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     before = series.shard.versions
     name = series.delta() if kind == "delta" else series.full(random_model(1))
     series.ever = {table.spec.name: series.ever[table.spec.name] | set(table.rows) for table in series.model.tables}
     path, content = damage(series, name)  # type: ignore[operator]
     assert not series.look()
     assert series.shard.versions == before
-    assert (series.follower.stats.num_failed, "SnapshotCorrupt" in series.follower.stats.last_failure) == (1, True)
+    assert not series.look(after_s=RETRY_S)
+    assert (series.follower.stats.num_failed, "SnapshotCorrupt" in series.follower.stats.last_failure) == (2, True)
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert [fact for fact in ("shard 0", "SnapshotCorrupt", str(path)) if fact not in warnings[0]] == []
     series.check()
     path.write_bytes(content)
     assert not series.look(after_s=RETRY_S / 2)

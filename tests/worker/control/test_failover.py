@@ -21,6 +21,7 @@ class FakeJob:
     def __init__(self, acked: int) -> None:
         self.acked = acked
         self.can_fail_over = True
+        self.is_sync = False
         self.answers: list[Registration | FleetSparseError] = []
         self.done: list[str] = []
         self.failures: list[FleetSparseError] = []
@@ -73,6 +74,15 @@ def test_no_push_is_counted_as_lost_twice(restored_seq: int, num_lost: int) -> N
     job.acked = 15
     failover.observe(0, 300)
     assert failover.num_lost == num_lost
+
+
+@pytest.mark.parametrize(("restored_seq", "continues"), [(9, True), (8, False)])
+def test_sync_job_continues_only_with_a_log_that_has_every_step(restored_seq: int, continues: bool) -> None:
+    job = FakeJob(acked=9)
+    job.is_sync = True
+    job.answers = [restarted(restored_seq)._replace(has_log=True)]
+    assert Failover(job, job, set).observe(0, 200) is continues
+    assert [type(error) for error in job.failures] == ([] if continues else [ShardUnavailable])
 
 
 def test_pserver_that_is_gone_again_is_tried_again() -> None:

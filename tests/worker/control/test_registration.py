@@ -131,7 +131,7 @@ def test_visitor_declares_nothing_and_gives_no_sign_of_life(
 # Pservers that were started again
 
 
-def supervised(pservers: FakePservers, *, incarnation: int = 101) -> None:
+def supervised(pservers: FakePservers, *, incarnation: int = 101, has_log: bool = False) -> None:
     """Makes both pservers supervised; shard 1 has this incarnation."""
 
     def answer(shard: int, method: str, request: Any) -> Message:
@@ -139,7 +139,14 @@ def supervised(pservers: FakePservers, *, incarnation: int = 101) -> None:
             return pservers.usual(shard, method, request)
         has_restarted = shard == 1 and incarnation != 101
         number = incarnation if shard == 1 else 100
-        return registered(shard, incarnation=number, is_supervised=True, is_restart=has_restarted, restored_seq=4)
+        return registered(
+            shard,
+            incarnation=number,
+            is_supervised=True,
+            is_restart=has_restarted,
+            restored_seq=4,
+            has_log=has_log,
+        )
 
     pservers.answer = answer
 
@@ -161,11 +168,14 @@ def test_worker_registers_again_with_all_that_it_declared(control: ControlClient
     assert (again.incarnation, again.is_restart, again.restored_seq) == (300, True, 4)
 
 
-@pytest.mark.parametrize(("mode", "can_fail_over"), [(ASYNC, True), (GEO, True), (SYNC, False)])
-def test_only_sync_training_does_not_continue(
-    control: ControlClient, pservers: FakePservers, mode: Mode, can_fail_over: bool
+@pytest.mark.parametrize(
+    ("mode", "has_log", "can_fail_over"),
+    [(ASYNC, False, True), (GEO, False, True), (SYNC, False, False), (SYNC, True, True)],
+)
+def test_only_sync_training_without_a_log_does_not_continue(
+    control: ControlClient, pservers: FakePservers, mode: Mode, has_log: bool, can_fail_over: bool
 ) -> None:
-    supervised(pservers)
+    supervised(pservers, has_log=has_log)
     control.register([SPEC], 0, 1, mode)
     assert control.can_fail_over is can_fail_over
 

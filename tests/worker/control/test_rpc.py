@@ -10,7 +10,9 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
+from fleet_sparse.control_socket import ControlSocket
 from fleet_sparse.errors import ShardUnavailable, SnapshotCorrupt, TableMismatch, WorkerLost
+from fleet_sparse.net_addresses import Address
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import METHODS, SERVICE, to_status
 from fleet_sparse.worker.control.control import ControlClient
@@ -29,7 +31,9 @@ class Server:
             for name, (request, reply) in METHODS.items()
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._socket = ControlSocket(Address("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._socket.port}"
+        self._server.add_insecure_port(f"unix:{self._socket.path}")
         self._server.start()
 
     def _handler(self, name: str) -> Callable[[Any, Any], Message]:
@@ -50,6 +54,7 @@ class Server:
     def stop(self) -> None:
         self._stopped.set()
         self._server.stop(None).wait()
+        self._socket.close()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from fleet_sparse.worker.net.channel import Channel
 from fleet_sparse.worker.net.stream_channel import StreamChannel
 from fleet_sparse.worker.net.zmq_channel import ZmqChannel
 from support.in_process_channel import InProcessChannel
+from support.job_keys import both_credentials, make_keys
 from support.streams import StreamServer
 
 NUM_SHARDS = 3
@@ -76,8 +78,8 @@ class Router:
         self._context.term()
 
 
-@pytest.fixture(params=["in process", "zmq", "unix", "tcp", "small buffers"])
-def channel(request: pytest.FixtureRequest) -> Iterator[Channel]:
+@pytest.fixture(params=["in process", "zmq", "unix", "tcp", "tls", "small buffers"])
+def channel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Channel]:
     opened: Channel
     others: list[Router] | list[StreamServer] = []
     if request.param == "in process":
@@ -85,6 +87,10 @@ def channel(request: pytest.FixtureRequest) -> Iterator[Channel]:
     elif request.param == "zmq":
         routers = others = [Router(shard) for shard in range(NUM_SHARDS)]
         opened = ZmqChannel([f"127.0.0.1:{router.port}" for router in routers], Settings())
+    elif request.param == "tls":
+        pserver, trainer = both_credentials(make_keys(tmp_path / "keys"))
+        servers = others = [stream_server(shard, host="127.0.0.1", credentials=pserver) for shard in range(NUM_SHARDS)]
+        opened = StreamChannel([server.endpoint for server in servers], Settings(), credentials=trainer)
     else:
         options = {"unix": {}, "tcp": {"host": "127.0.0.1"}, "small buffers": {"buffer_bytes": 1}}[request.param]
         servers = others = [stream_server(shard, **options) for shard in range(NUM_SHARDS)]

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError, ShardUnavailable, WorkerLost
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frame_format import PULLS, Frame, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import PULLS, Action, Block, Frame, FrameError, Header, Op
 from fleet_sparse.worker.net.request import Request
 from fleet_sparse.worker.net.shard_link import Actions, ClientIdentity, Outcome, Registration, ShardLink
 
@@ -41,14 +42,15 @@ def reply(op: Op, request_id: int, seq: int, error: FrameError | None = None, in
 class Transcript:
     """Runs the commands of a transcript and says what the link does.
 
-    pull | push [bytes [step]] | push_pull | assign | leave    submits a request and sends what is due
-    rows | ack | wait REQUEST SEQ [INCARNATION]  a reply arrives
+    pull | push [bytes [step]] | push_pull | assign | leave | prepare | commit    submits a request, sends what is due
+    rows | ack | wait | norms REQUEST SEQ [INCARNATION [DURABLE_SEQ]]  a reply arrives
     error REQUEST CODE [EXPECTED_SEQ]            an ERROR frame arrives
     at SECONDS                                   the time is now so many seconds
     heartbeat INCARNATION                        the control plane tells of an incarnation
     supervised                                   from here on the link is one to a pserver that is started again
+    keeps                                        as supervised, with a log: keeps pushes that are not durable
     expect INCARNATION                           the control plane tells that it was; where does the client continue
-    rejoin INCARNATION                           the client has registered with it
+    rejoin INCARNATION [RESTORED_SEQ]            the client has registered with it, which has pushes up to this one
     capacity PUSHES BYTES                        does the window have capacity for them
     """
 
@@ -59,16 +61,18 @@ class Transcript:
     def run(self, line: str) -> str:
         command, *arguments = shlex.split(line)
         outcomes: list[Outcome] = []
-        if command in ("pull", "push", "push_pull", "assign", "leave"):
+        if command in ("pull", "push", "push_pull", "assign", "leave", "prepare", "commit"):
             num_bytes, step, *_ = [*map(int, arguments), *(10, 0)[len(arguments) :]]
             request = Request(Op[command.upper()], step, num_bytes=num_bytes)
             try:
                 self.link.submit(request, self.now)
             except FleetSparseError as error:
                 return f"raised {type(error).__name__}: {error}"
-        elif command in ("rows", "ack", "wait"):
+        elif command in ("rows", "ack", "wait", "norms"):
             incarnation = int(arguments[2], 16) if len(arguments) > 2 else INCARNATION
             frame = reply(Op[command.upper()], int(arguments[0]), int(arguments[1]), incarnation=incarnation)
+            if len(arguments) > 3:
+                frame.header.push_floor = int(arguments[3])
             outcomes = self.link.receive(frame, self.now)
         elif command == "error":
             expected = int(arguments[2]) if len(arguments) > 2 else 0
@@ -78,14 +82,15 @@ class Transcript:
             self.now = float(arguments[0])
         elif command == "heartbeat":
             outcomes = self.link.observe_incarnation(int(arguments[0], 16))
-        elif command == "supervised":
-            self.link = link_of(REGISTRATION._replace(is_supervised=True))
+        elif command in ("supervised", "keeps"):
+            registration = REGISTRATION._replace(is_supervised=True, acks_precede_durability=command == "keeps")
+            self.link = link_of(registration)
         elif command == "expect":
             resumption = self.link.expect(int(arguments[0], 16))
             return f"seq {resumption.push_seq} step {resumption.step}"
         elif command == "rejoin":
             again = REGISTRATION._replace(incarnation=int(arguments[0], 16), is_supervised=True, data_endpoint="new:1")
-            self.link.rejoin(again, self.now)
+            self.link.rejoin(again._replace(restored_seq=int(arguments[1]) if len(arguments) > 1 else 0), self.now)
         elif command == "capacity":
             return "yes" if self.link.has_capacity(int(arguments[0]), int(arguments[1])) else "no"
         else:
@@ -490,3 +495,159 @@ def test_without_loss_nothing_is_sent_twice() -> None:
     world.settle()
     assert num_frames == 40
     assert all(request.tries == 1 for request in world.submitted)
+
+
+# Kept pushes
+
+KEEPS = REGISTRATION._replace(is_supervised=True, has_log=True, acks_precede_durability=True, num_shards=1)
+
+
+def push_of(ids: np.ndarray[Any, np.dtype[np.int64]]) -> Request:
+    request = Request(Op.PUSH)
+    request.add(Block(Action.PUSH, 1, 2, 1, len(ids), ids, np.ones((len(ids), 1), np.float32), 0.1))
+    return request
+
+
+def acked_push(link: ShardLink, now: float, ids: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    request = push_of(ids)
+    link.submit(request, now, now)
+    link.receive(reply(Op.ACK, request.request_id, request.push_seq), now)
+
+
+def test_kept_push_has_columns_of_its_own() -> None:
+    link, ids = link_of(KEEPS), np.arange(8)
+    acked_push(link, 0.0, ids)
+    ids[:] = 0
+    link.rejoin(KEEPS._replace(incarnation=INCARNATION + (1 << 32)), 1.0)
+    (again,) = link.poll(1.0).requests
+    assert bytes(again.columns[0]) == np.arange(8).tobytes()
+    assert (again.push_seq, again.num_bytes) == (1, 8 * 12)
+
+
+def test_at_the_bound_a_push_waits_until_one_is_durable() -> None:
+    link = link_of(KEEPS, kept_bytes=2 * 96)
+    for now in (0.0, 1.0):
+        assert link.has_capacity(1, 96)
+        acked_push(link, now, np.arange(8))
+    assert not link.has_capacity(1, 96)
+    (probe,) = link.poll(1.0).requests
+    assert (probe.op, probe.push_seq, probe.num_bytes) == (Op.PUSH, 2, 0)
+    answer = reply(Op.ACK, probe.request_id, 2)
+    assert link.receive(answer, 1.0) == []
+    assert not link.has_capacity(1, 96)
+    assert link.poll(1.05).requests == []
+    (probe,) = link.poll(1.2).requests
+    answer = reply(Op.ACK, probe.request_id, 2)
+    answer.header.push_floor = 1
+    assert link.receive(answer, 1.2) == []
+    assert link.has_capacity(1, 96)
+    assert link.outstanding == {}
+
+
+def test_error_at_the_bound_names_its_setting() -> None:
+    link = link_of(KEEPS, kept_bytes=96)
+    acked_push(link, 0.0, np.arange(8))
+    assert not link.has_capacity(1, 96)
+    error = link.no_capacity(30.0)
+    assert isinstance(error, ShardUnavailable)
+    for part in ("30.0 s", "96 bytes", "FLEET_SPARSE_KEPT_BYTES"):
+        assert part in str(error)
+
+
+def test_nothing_is_kept_for_a_pserver_whose_acks_are_durable() -> None:
+    link = link_of(KEEPS._replace(acks_precede_durability=False))
+    acked_push(link, 0.0, np.arange(8))
+    assert link.kept is None
+    assert link.expect(INCARNATION + (1 << 32)).push_seq == 1
+
+
+class LoggedShard:
+    """Applies the pushes of one client in order; a power cut takes those that are not durable.
+
+    Attributes:
+        applied: Step and seq of each push, in order.
+        num_durable: Number of those that survive a power cut.
+    """
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[int, int]] = []
+        self.num_durable = 0
+        self.incarnation = INCARNATION
+
+    def answer(self, request: Request) -> Frame:
+        newest, error = len(self.applied), None
+        if max(request.push_seq - 1, request.push_floor) > newest:
+            error = FrameError(ErrorCode.GAP, newest + 1, "a gap")
+        elif request.push_seq > newest:
+            assert request.step <= (self.applied[-1][0] if self.applied else 0) + 1
+            self.applied.append((request.step, request.push_seq))
+        op = Op.ERROR if error else Op.ROWS if request.op in (Op.PULL, Op.PUSH_PULL) else Op.ACK
+        answer = reply(op, request.request_id, 0 if error else len(self.applied), error, self.incarnation)
+        answer.header.push_floor = self.num_durable
+        return answer
+
+    def lose_power(self) -> None:
+        del self.applied[self.num_durable :]
+        self.incarnation += 1 << 32
+
+
+@settings(deadline=None)
+@given(
+    st.booleans(),
+    st.lists(
+        st.sampled_from(["push", "push_pull", "pull", "answer", "answer", "sync", "lose power", "lose a frame"]),
+        max_size=60,
+    ),
+)
+def test_power_cuts_lose_and_double_no_push(counts_steps: bool, events: list[str]) -> None:
+    link, shard = link_of(KEEPS, max_inflight_pushes=100), LoggedShard()
+    frames: deque[Request] = deque()
+    now, num_pushes, num_submitted, num_done = 0.0, 0, 0, 0
+
+    def answer() -> None:
+        nonlocal num_done
+        if frames:
+            num_done += len(link.receive(shard.answer(frames.popleft()), now))
+
+    for event in [*events, "sync"]:
+        now += 0.01
+        if event in ("push", "push_pull", "pull"):
+            num_pushes += event != "pull"
+            while counts_steps and event != "pull" and frames:
+                answer()
+            link.submit(Request(Op[event.upper()], num_pushes + (event == "pull") if counts_steps else 0), now)
+            num_submitted += 1
+        elif event == "answer":
+            answer()
+        elif event == "sync":
+            shard.num_durable = len(shard.applied)
+        elif event == "lose a frame" and frames and not counts_steps:
+            frames.popleft()
+        elif event == "lose power":
+            shard.lose_power()
+            frames.clear()
+            resumption = link.expect(shard.incarnation)
+            assert resumption.push_seq <= len(shard.applied)
+            link.rejoin(KEEPS._replace(incarnation=shard.incarnation, restored_seq=len(shard.applied)), now)
+        frames += link.poll(now).requests
+    for _ in range(200):
+        now += 0.5
+        while frames:
+            answer()
+            frames += link.poll(now).requests
+        frames += link.poll(now).requests
+    assert link.failure is None
+    assert num_done == num_submitted
+    assert [seq for _, seq in shard.applied] == [*range(1, num_pushes + 1)]
+
+
+def test_pushes_of_two_phases_are_not_sent_again() -> None:
+    link = link_of(KEEPS)
+    acked_push(link, 0.0, np.arange(8))
+    for op in (Op.PREPARE, Op.COMMIT):
+        request = Request(op, 1)
+        link.submit(request, 1.0, 1.0)
+        link.receive(reply(Op.NORMS if op is Op.PREPARE else Op.ROWS, request.request_id, request.push_seq), 1.0)
+    assert link.expect(INCARNATION + (1 << 32)).push_seq == 3
+    link.rejoin(KEEPS._replace(incarnation=INCARNATION + (1 << 32), restored_seq=3), 2.0)
+    assert link.poll(2.0).requests == []

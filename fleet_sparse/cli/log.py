@@ -1,0 +1,134 @@
+"""`fleet-sparse log`: what the logs of pservers hold, whether they are whole, and a snapshot made of them.
+
+What reads logs is imported where it is used: `--help` waits for none of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .custom_rules import add_custom_rules
+from .terminal import AS_IS, console, print_json
+
+Logs = Annotated[
+    list[Path],
+    typer.Argument(metavar="DIR...", help="Directories `shard-<i>-of-<n>` of logs.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+app = typer.Typer(
+    help="Inspect and verify logs of pservers, and make a snapshot of them.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+def _summary_of(directory: Path) -> dict[str, Any]:
+    """Returns what a log holds; `error` is None if all of it can be read."""
+    from fleet_sparse.errors import LogCorrupt
+    from fleet_sparse.pserver.log.checkpoint import read_checkpoint
+    from fleet_sparse.pserver.log.log_reader import LogReader
+
+    kinds: Counter[str] = Counter()
+    summary: dict[str, Any] = {"log": str(directory), "error": None}
+    try:
+        checkpoint = read_checkpoint(directory)
+        reader = LogReader(directory, None if checkpoint is None else checkpoint.first_lsn)
+        num_bytes, step = 0, 0
+        for record in reader.records():
+            kinds[record.head.kind.name] += 1
+            num_bytes += record.head.end
+            step = max(step, record.head.step)
+    except LogCorrupt as error:
+        return {**summary, "error": str(error), "records": dict(kinds)}
+    if reader.identity is None:
+        return {**summary, "error": f"{directory}: there is no log"}
+    torn = reader.torn
+    return {
+        **summary,
+        "shard": reader.identity.shard,
+        "num_shards": reader.identity.num_shards,
+        "job": f"{reader.identity.job:016x}",
+        "generation": reader.generation,
+        "checkpoint": None if checkpoint is None else checkpoint.first_lsn,
+        "num_segments": len(reader.paths),
+        "newest_lsn": reader.newest_lsn,
+        "num_bytes": num_bytes,
+        "step": step,
+        "torn_bytes": 0 if torn is None else torn.num_bytes,
+        "records": dict(kinds),
+    }
+
+
+@app.command()
+def inspect(logs: Logs, as_json: AsJson = False) -> None:
+    """Shows shard, checkpoint, segments, newest step and the number of records of each kind.
+
+    The exit code is 1 if a log is wrong or missing.
+    """
+    summaries = [_summary_of(each) for each in logs]
+    if as_json:
+        print_json({"logs": summaries})
+    else:
+        for summary in summaries:
+            console.print(summary["error"] or _text_of(summary), **AS_IS)
+    raise typer.Exit(1 if any(summary["error"] for summary in summaries) else 0)
+
+
+@app.command()
+def verify(logs: Logs, as_json: AsJson = False) -> None:
+    """Reads every byte of logs, and reports each one as good or bad. A torn end is good: a restart cuts it off.
+
+    The exit code is 1 if a log is bad.
+    """
+    summaries = [_summary_of(each) for each in logs]
+    if as_json:
+        print_json({"logs": [{"log": each["log"], "error": each["error"]} for each in summaries]})
+    else:
+        for summary in summaries:
+            console.print(f"{summary['log']}: {summary['error'] or 'good'}", **AS_IS)
+    raise typer.Exit(1 if any(summary["error"] for summary in summaries) else 0)
+
+
+@app.command("to-snapshot")
+def to_snapshot(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="Directory of snapshots; created if missing.", show_default=False),
+    ],
+    logs: Logs,
+    as_json: AsJson = False,
+) -> None:
+    """Writes a full snapshot of the logs of all shards of a job that is dead.
+
+    In sync training a shard may be one step ahead of another.
+    """
+    from fleet_sparse.pserver.admin.log_snapshot import write_snapshot
+    from fleet_sparse.snapshot.directory import directory_at
+    from fleet_sparse.warm_up import warm_up
+
+    from . import snapshot_report as report
+
+    add_custom_rules()
+    warm_up(trains=False)
+    directory = directory_at(target)
+    manifest = write_snapshot(logs, directory)
+    if as_json:
+        print_json(report.written_json(str(directory), manifest))
+    else:
+        console.print(report.written_text(str(directory), manifest), **AS_IS)
+
+
+def _text_of(summary: dict[str, Any]) -> str:
+    records = ", ".join(f"{number} {kind}" for kind, number in sorted(summary["records"].items())) or "none"
+    begin = "no checkpoint" if summary["checkpoint"] is None else f"checkpoint at record {summary['checkpoint']}"
+    torn = f", torn end of {summary['torn_bytes']} bytes" if summary["torn_bytes"] else ""
+    return (
+        f"{summary['log']}: shard {summary['shard']} of {summary['num_shards']}, job {summary['job']}, start "
+        f"{summary['generation']}, {begin}, segments: {summary['num_segments']}, records up to "
+        f"{summary['newest_lsn']} with {summary['num_bytes']} bytes{torn}, newest step {summary['step']}; {records}"
+    )

@@ -1,0 +1,136 @@
+"""Checkpoints: writes checkpoints of the log while a pserver serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from fleet_sparse.errors import SnapshotError
+
+from ..engine.shard import Shard
+from ..tables.table import Post
+from .background import in_thread, task_of
+from .log_recovery import finish_checkpoint
+from .snapshot_writer import Save
+
+_log = logging.getLogger(__name__)
+
+
+class _Running(NamedTuple):
+    save: Save
+    done: asyncio.Task[bool]
+
+
+class Checkpoints:
+    """The checkpoints of one pserver, in one event loop. A save of the job has priority: `give_up` ends a checkpoint.
+
+    Args:
+        shard: Used only by posted tasks; its log, if it has one, is constant.
+        post: Runs a task in the thread that owns the shard.
+        on_data_thread: As `post`, for this event loop.
+        max_bytes: Bytes of the log after which a checkpoint is due.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        post: Post,
+        on_data_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        max_bytes: int,
+    ) -> None:
+        self._shard = shard
+        self._post = post
+        self._on_data_thread = on_data_thread
+        self._max_bytes = max_bytes
+        self._num_bytes_before = 0  # of the log, when the newest checkpoint was cut
+        self._is_due = False
+        self._num_holds = 0
+        self._running: _Running | None = None
+
+    def begin_if_due(self) -> None:
+        """Begins a checkpoint if the log has grown enough, and none is under way."""
+        log = self._shard.log
+        if log is None or self._running is not None or self._num_holds:
+            return
+        if self._is_due or log.writer.num_bytes - self._num_bytes_before >= self._max_bytes:
+            self._begin()
+
+    async def write(self) -> None:
+        """Returns when a checkpoint is durable that contains all changes so far; without a log at once.
+
+        Raises:
+            SnapshotError: It cannot be written.
+        """
+        if self._shard.log is None:
+            return
+        self._is_due = True
+        await self.give_up()
+        if not await asyncio.shield(self._begin().done):
+            raise SnapshotError("checkpoint: it could not be written. Look into the log of the pserver")
+
+    async def give_up(self) -> None:
+        """Returns when no checkpoint is under way."""
+        while (running := self._running) is not None:
+            running.save.give_up()
+            await asyncio.wait({running.done})
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Keeps checkpoints from being under way."""
+        self._num_holds += 1
+        try:
+            await self.give_up()
+            yield
+        finally:
+            self._num_holds -= 1
+
+    def close(self) -> None:
+        """Ends the work of another thread soon. Any thread may call it."""
+        running = self._running
+        if running is not None:
+            running.save.give_up()
+
+    def _begin(self) -> _Running:
+        save = Save(self._shard, "checkpoint", base=None)
+        self._running = _Running(save, task_of(self._write(save)))
+        return self._running
+
+    async def _write(self, save: Save) -> bool:
+        """Returns whether the checkpoint is durable. Any failure is logged: the log before stays."""
+        log = self._shard.log
+        assert log is not None, "checked by the caller"
+        try:
+            num_bytes = log.writer.num_bytes
+            first_lsn = await self._on_data_thread(partial(_cut, self._shard, save))
+            if first_lsn is None:
+                return False
+            try:
+                await in_thread(finish_checkpoint, self._shard, save, first_lsn, self._post)
+            finally:
+                await self._on_data_thread(partial(save.end, None))
+            self._num_bytes_before, self._is_due = num_bytes, False
+            _log.info("checkpoint: the log begins with record %d", first_lsn)
+            return True
+        except Exception as error:
+            _log.warning("checkpoint: not written, the log before stays: %s", error)
+            return False
+        finally:
+            self._running = None
+
+
+def _cut(shard: Shard, save: Save) -> int | None:
+    """Cuts a save where a segment begins; returns its first lsn, None if that is not possible now."""
+    save.cut()
+    try:
+        first_lsn = shard.begin_checkpoint()
+    except BaseException:
+        save.end(None)
+        raise
+    if first_lsn is None:
+        save.end(None)
+    return first_lsn

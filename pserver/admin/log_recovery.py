@@ -1,0 +1,237 @@
+"""Start of a pserver with a log: from the directory of the log to a shard that continues it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import SettingError
+from fleet_sparse.settings import Settings
+from fleet_sparse.snapshot.directory import LocalDirectory, is_url
+
+from ..engine.shard import Shard
+from ..log.checkpoint import Checkpoint, adopt_checkpoint, checkpoint_name, read_checkpoint, remove_superfluous
+from ..log.log_format import LogIdentity, corrupt
+from ..log.log_reader import LogReader
+from ..log.log_writer import SEGMENT_BYTES, LogWriter
+from ..log.replay import Replayed, replay
+from ..log.shard_log import ShardLog
+from .snapshot_loader import load_file
+from .snapshot_writer import Save
+
+_log = logging.getLogger(__name__)
+
+_CHANGED_IDS = 1 << 16
+"""Most ids of a record of kind CHANGED: it is appended between two requests."""
+
+
+def log_directory(settings: Settings, shard: int, num_shards: int) -> Path:
+    """Returns the directory of the log of a shard.
+
+    Raises:
+        SettingError: There is no job id, or the directory would be on no disk of this machine.
+    """
+    if not settings.job_id:
+        raise SettingError(
+            f"FLEET_SPARSE_DURABILITY: is {settings.durability}, which needs FLEET_SPARSE_JOB_ID, so that no other job "
+            "continues with these rows. Give each job one of its own"
+        )
+    if is_url(settings.log) or (is_url(settings.root) and not Path(settings.log).is_absolute()):
+        raise SettingError(f"FLEET_SPARSE_LOG: is {settings.log!r}, should be a path, absolute if the root is a URL")
+    root = Path() if is_url(settings.root) else Path(settings.root)
+    return (root / settings.log).resolve() / f"shard-{shard}-of-{num_shards}"
+
+
+def identity_of(shard: Shard, job_id: str) -> LogIdentity:
+    """Returns whose log the log of a shard is."""
+    return LogIdentity(shard.shard_index, shard.num_shards, shard.cluster_id, xxh3_64_intdigest(job_id.encode()))
+
+
+def recover(shard: Shard, directory: Path, identity: LogIdentity | None = None) -> Replayed | None:
+    """Fills an empty shard from a log, which is not changed.
+
+    Args:
+        shard: Receives tables, rows, jobs and pushes.
+        directory: Directory of the log of one shard.
+        identity: Whose log it should be; None for any.
+
+    Returns:
+        What was replayed; None if there is no log.
+
+    Raises:
+        LogCorrupt: Bytes are wrong, or it is the log of something else.
+        SnapshotError: The rows file of the checkpoint cannot be read.
+    """
+    opened = _open(directory)
+    return None if opened is None else _fill(shard, opened, identity)
+
+
+def start_log(shard: Shard, directory: Path, settings: Settings, *, segment_bytes: int = SEGMENT_BYTES) -> bool:
+    """Continues the log of a job, or begins one; the shard has it afterwards.
+
+    A log of another job is set aside.
+
+    Args:
+        shard: An empty shard.
+        directory: Directory of the log of one shard.
+        settings: Durability, job id and times.
+        segment_bytes: Length of a segment.
+
+    Returns:
+        True if the shard continues from a log.
+
+    Raises:
+        LogCorrupt, SnapshotError: As `recover`.
+        LogFull, SettingError: As `LogWriter`.
+    """
+    identity, begun_at = identity_of(shard, settings.job_id), time.monotonic()
+    opened = _open(directory)
+    if opened is not None and opened.reader.identity is not None and opened.reader.identity.job != identity.job:
+        aside = directory.with_name(f"{directory.name}.{opened.reader.identity.job:016x}")
+        _log.warning("%s: the log of another job is set aside as %s", directory, aside)
+        directory.rename(aside)
+        opened = None
+    replayed: Replayed | None = None
+    if opened is not None:
+        replayed = _fill(shard, opened, identity)
+        if opened.reader.torn is not None:
+            torn = opened.reader.torn
+            _log.warning("%s: the last %d bytes, from %d on, are torn: cut off", torn.path, torn.num_bytes, torn.offset)
+        opened.reader.cut_off()
+        remove_superfluous(directory, opened.checkpoint)
+        _log.info(
+            "continues from the log in %s: %d records, %d rows, in %.2f s",
+            directory,
+            replayed.num_records,
+            sum(state.num_rows for state in shard.states()),
+            time.monotonic() - begun_at,
+        )
+    writer = LogWriter(
+        directory,
+        identity,
+        generation=1 if replayed is None else replayed.generation + 1,
+        newest_lsn=0 if replayed is None else replayed.newest_lsn,
+        newest_checksum=0 if replayed is None else replayed.newest_checksum,
+        num_bytes=0 if replayed is None else replayed.num_bytes,
+        sync_s=settings.log_sync_s,
+        segment_bytes=segment_bytes,
+    )
+    shard.log = ShardLog(
+        writer,
+        shard.tables,
+        is_synced=settings.durability == "sync",
+        failover_s=settings.failover_s,
+        control=None if replayed is None else replayed.control,
+    )
+    if replayed is not None and replayed.is_cut:
+        write_checkpoint(shard)
+    return replayed is not None and replayed.num_records > 0
+
+
+def write_checkpoint(shard: Shard) -> None:
+    """Writes a checkpoint of a shard while nothing else uses it.
+
+    Raises:
+        SnapshotError, OSError: The system refuses.
+    """
+    save = Save(shard, "checkpoint", base=None)
+    save.cut()
+    first_lsn = shard.begin_checkpoint()
+    assert first_lsn is not None, "no request is half-way done"
+    try:
+        finish_checkpoint(shard, save, first_lsn, at_once)
+    finally:
+        save.end(None)
+
+
+def finish_checkpoint(
+    shard: Shard, save: Save, first_lsn: int, post: Callable[[Callable[[], Any]], Future[Any]]
+) -> None:
+    """Writes the rows file of a checkpoint that is cut, and makes the log begin with it.
+
+    Args:
+        shard: The shard.
+        save: Its save, cut with the beginning of the segment.
+        first_lsn: First lsn of that segment.
+        post: Runs tasks in the thread that owns the shard.
+
+    Raises:
+        SnapshotError, OSError: The system refuses, or the save was given up.
+    """
+    assert shard.log is not None, "the caller has begun a segment of it"
+    directory = shard.log.writer.directory
+    target = LocalDirectory(directory.resolve()).child(checkpoint_name(first_lsn))
+    target.make()
+    note = partial(_note_changed, shard.log, post)
+    file = msgspec.structs.replace(save.write(target, post, note), clients=())  # the segment has their marks
+    shard.log.writer.sync()
+    adopt_checkpoint(directory, Checkpoint(first_lsn, file))
+
+
+def _note_changed(
+    log: ShardLog,
+    post: Callable[[Callable[[], Any]], Future[Any]],
+    spec: TableSpec,
+    ids: NDArray[np.int64],
+    *,
+    is_removed: bool,
+) -> None:
+    """Appends what the next delta contains already at a checkpoint, while requests are answered."""
+    for begin in range(0, len(ids), _CHANGED_IDS):
+        part = ids[begin : begin + _CHANGED_IDS].copy()
+        post(partial(log.note_changed, spec, part, is_removed=is_removed)).result()
+
+
+def close_log(log: ShardLog) -> None:
+    """Ends a log, and removes its directory if the job has ended."""
+    log.writer.close()
+    if log.is_finished:
+        shutil.rmtree(log.writer.directory, ignore_errors=True)
+
+
+class _Opened(NamedTuple):
+    """A log that was found."""
+
+    directory: Path
+    checkpoint: Checkpoint | None
+    reader: LogReader
+
+
+def _open(directory: Path) -> _Opened | None:
+    """Returns the log in a directory; None if there is none."""
+    if not directory.exists():
+        return None
+    checkpoint = read_checkpoint(directory)
+    reader = LogReader(directory, None if checkpoint is None else checkpoint.first_lsn)
+    return _Opened(directory, checkpoint, reader) if reader.paths else None
+
+
+def _fill(shard: Shard, opened: _Opened, identity: LogIdentity | None) -> Replayed:
+    found, checkpoint = opened.reader.identity, opened.checkpoint
+    if identity not in (None, found):
+        raise corrupt(str(opened.directory), f"it is of {found}, should be of {identity}", 0)
+    if checkpoint is not None:
+        load_file(shard, LocalDirectory(opened.directory.resolve()).child(checkpoint.name), checkpoint.file)
+    return replay(shard, opened.reader, begins_with_state=checkpoint is not None)
+
+
+def at_once(task: Callable[[], Any]) -> Future[Any]:
+    """Runs a task at once, for a shard without other users."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(task())
+    except Exception as error:
+        future.set_exception(error)
+    return future

@@ -1,0 +1,91 @@
+"""Snapshot of a dead job: made of the logs of all of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.directory import Directory
+from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile
+from fleet_sparse.snapshot.store import SnapshotStore
+
+from ..engine.shard import Shard
+from ..log.log_format import LogIdentity
+from ..log.log_reader import LogReader
+from .log_recovery import at_once, recover
+from .snapshot_writer import Save
+
+_SAVE_ID = "log"
+
+
+def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
+    """Writes a full snapshot of what pservers with these logs would continue from. The logs do not change.
+
+    One shard at a time is in memory. No pserver should write the logs.
+
+    Args:
+        logs: Directory of the log of each shard of a job.
+        target: Directory of snapshots that receives the new one.
+
+    Raises:
+        LogCorrupt: Bytes of a log are wrong.
+        SnapshotError: A log is missing, the logs are of several jobs, or the system refuses.
+    """
+    identities = [_identity_of(path) for path in logs]
+    num_shards = identities[0].num_shards
+    pservers = {(each.num_shards, each.cluster_id) for each in identities}
+    if len(pservers) > 1 or sorted(each.shard for each in identities) != list(range(num_shards)):
+        raise SnapshotError(
+            f"logs: are of shards {', '.join(f'{each.shard} of {each.num_shards}' for each in identities)}, and of "
+            f"{len(pservers)} lists of pservers; should be one of each shard of one job"
+        )
+    is_one_job = len({each.job for each in identities}) == 1
+    store = SnapshotStore(target)
+    plan = store.plan(FULL, _SAVE_ID)
+    directory = store.target(plan, _SAVE_ID)
+    files: list[ShardFile] = []
+    names: tuple[str, ...] = ()
+    job_ids: dict[Path, int] = {}  # of the workers
+    try:
+        for identity, path in sorted(zip(identities, logs, strict=True)):
+            shard = Shard(
+                identity.shard,
+                num_shards,
+                cluster_id=identity.cluster_id,
+                incarnation=0,
+                placement=Placement.even(num_shards),
+            )
+            try:
+                replayed = recover(shard, path)
+                job_ids[path] = 0 if replayed is None else replayed.control.job_id
+                if not is_one_job and (len(set(job_ids.values())) > 1 or not job_ids[path]):
+                    raise _several_jobs(job_ids)
+                save = Save(shard, _SAVE_ID, base=None)
+                save.cut()
+                files.append(save.write(directory, at_once))
+                names = save.table_names
+                save.end(None)
+            finally:
+                shard.close()
+        saved_at = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = Manifest(plan.number, plan.kind, plan.base, _SAVE_ID, saved_at, names, True, tuple(files), ())
+        store.commit(plan, manifest, None)
+    except BaseException:
+        store.abandon(plan, _SAVE_ID)
+        raise
+    return manifest
+
+
+def _several_jobs(job_ids: Mapping[Path, int]) -> SnapshotError:
+    found = ", ".join(f"{path} of {f'job {job_id:016x}' if job_id else 'none'}" for path, job_id in job_ids.items())
+    return SnapshotError(f"logs: their workers are not of one job: {found}. Name the logs of one job")
+
+
+def _identity_of(path: Path) -> LogIdentity:
+    identity = LogReader(path).identity
+    if identity is None:
+        raise SnapshotError(f"{path}: there is no log. Name the directories shard-<i>-of-<n> of a job")
+    return identity

@@ -1,0 +1,183 @@
+"""ControlState: what the control plane of a pserver continues from, as its log keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+import msgspec
+
+from .lineage import Lineage, LineageChange
+from .log_format import Kind
+
+
+class RegisteredWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A client that registered as a worker.
+
+    Attributes:
+        worker: Index of the worker.
+        num_workers: Number of workers of its job.
+        client_id: The client.
+        client_epoch: Its epoch.
+        mode: Mode of the job, as JSON; None if the worker does not know it yet.
+        job_id: Id of the job, which shard 0 drew.
+        launch: Job id, machine and launcher of the process.
+        begins_job: True if the workers before are of an earlier job.
+        num_loads: Number of loads into the running job when the client registered first.
+    """
+
+    worker: int
+    num_workers: int
+    client_id: bytes
+    client_epoch: int
+    mode: str | None
+    job_id: int
+    launch: tuple[str, str, str]
+    begins_job: bool
+    num_loads: int
+
+
+class BarrierOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A barrier that opened, for the workers that waited there.
+
+    Attributes:
+        name: Name of the barrier.
+        passed: By worker, the sequence with which it passed.
+        once: True if the barrier stays open for the rest of the job.
+        is_alone: True if other workers waited elsewhere; None if the barrier does not open alone.
+        contributions: What each worker had for the others, in the order of the workers; empty if none had anything.
+    """
+
+    name: str
+    passed: dict[int, int]
+    once: bool = False
+    is_alone: bool | None = None
+    contributions: tuple[tuple[bytes, ...], ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the contributions."""
+        return sum(len(part) for parts in self.contributions for part in parts)
+
+    def without(self, workers: Container[int]) -> BarrierOpening:
+        """Returns the opening for the other workers that passed."""
+        passed = {worker: sequence for worker, sequence in self.passed.items() if worker not in workers}
+        return msgspec.structs.replace(self, passed=passed, contributions=self.contributions if passed else ())
+
+
+class ReportedProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a worker is.
+
+    Attributes:
+        worker: Index of the worker.
+        step: Number of steps that it has trained.
+        position: That of its loader, JSON; empty if it is not known.
+    """
+
+    worker: int
+    step: int
+    position: str
+
+
+ControlChange = RegisteredWorker | BarrierOpening | ReportedProgress | LineageChange
+"""A change of the control plane, which is the body of a record."""
+
+KIND_OF: Mapping[type[ControlChange], Kind] = {
+    RegisteredWorker: Kind.REGISTER,
+    BarrierOpening: Kind.BARRIER,
+    ReportedProgress: Kind.PROGRESS,
+    LineageChange: Kind.LINEAGE,
+}
+CHANGE_OF: Mapping[Kind, type[ControlChange]] = {kind: change for change, kind in KIND_OF.items()}
+
+
+class ControlState(msgspec.Struct, forbid_unknown_fields=True):
+    """All changes of the control plane so far, without those that have no effect any more.
+
+    Attributes:
+        workers: The newest registration of each worker of the job, also of those that finished.
+        progress: What each worker, or the one before in its place, reported last.
+        openings: The barriers that opened, oldest first, each with the workers that passed no later one of that name.
+        ended: Clients of the job before.
+        ended_by: The worker that began the present job.
+        num_loads: Number of loads into the running job.
+        lineages: The job's snapshots, by series.
+    """
+
+    workers: dict[int, RegisteredWorker] = {}
+    progress: dict[int, ReportedProgress] = {}
+    openings: list[BarrierOpening] = []
+    ended: list[bytes] = []
+    ended_by: int = 0
+    num_loads: int = 0
+    lineages: dict[str, Lineage] = {}
+
+    @property
+    def job_id(self) -> int:
+        """Id of the newest job; 0 before the first."""
+        return next((each.job_id for each in self.workers.values()), 0)
+
+    def apply(self, change: ControlChange) -> None:
+        """Adds a change."""
+        if isinstance(change, RegisteredWorker):
+            self._register(change)
+        elif isinstance(change, BarrierOpening):
+            self._drop_passages(change.passed, change.name)
+            self.openings.append(change)
+        elif isinstance(change, ReportedProgress):
+            self.progress[change.worker] = change
+        else:
+            self.lineages.setdefault(change.series, Lineage()).apply(change)
+
+    def _register(self, change: RegisteredWorker) -> None:
+        if change.begins_job:
+            self.ended, self.ended_by = [each.client_id for each in self.workers.values()], change.worker
+            if not self._is_same_alone(change):
+                self.progress.clear()
+            self.workers.clear()
+            self.openings.clear()
+        if change.client_id in self.ended:
+            self.ended.remove(change.client_id)
+        known = self.workers.get(change.worker)
+        if known is None or (known.client_id, known.client_epoch) != (change.client_id, change.client_epoch):
+            self._drop_passages([change.worker])
+        elif change.mode is None:
+            change = msgspec.structs.replace(change, mode=known.mode)
+        self.workers[change.worker] = change
+
+    def _is_same_alone(self, change: RegisteredWorker) -> bool:
+        """Returns whether a process takes the place of the only worker of its launch, as of `Membership.register`."""
+        known = self.workers.get(0)
+        return known is not None and known.num_workers == change.num_workers == 1 and known.launch == change.launch
+
+    def _drop_passages(self, workers: Container[int], name: str | None = None) -> None:
+        """Forgets that workers passed a barrier, or any. Barriers that stay open do so."""
+        left = [each.without(workers) if name in (None, each.name) else each for each in self.openings]
+        self.openings = [each for each in left if each.passed or each.once]
+
+    def to_builtins(self) -> Any:
+        """Returns the state as JSON values."""
+        return msgspec.to_builtins(self, str_keys=True)
+
+    @classmethod
+    def parse(cls, value: Any) -> ControlState:
+        """Returns what `to_builtins` returned.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        return msgspec.convert(value, cls, str_keys=True)
+
+
+def encoded_change(change: ControlChange) -> bytes:
+    """Returns a change as the body of a record."""
+    return msgspec.json.encode(change)
+
+
+def parse_change(kind: Kind, body: bytes) -> ControlChange:
+    """Returns the change in a record.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return msgspec.json.decode(body, type=CHANGE_OF[kind])

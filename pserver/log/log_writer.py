@@ -1,0 +1,279 @@
+"""LogWriter: appends records to the segments of a log, with a thread that allocates and syncs them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleet_sparse.errors import LogFull, SettingError
+from fleet_sparse.wire.frame_format import Buffer
+
+from .log_format import HEADER_BYTES, NEXT_SEGMENT, Kind, LogIdentity, SegmentHeader, pack_head, segment_name
+
+_log = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 256 << 20
+_MAX_PARTS = 1000  # of one write; the system allows 1024
+_MAX_WAIT_S = 1.0
+"""Longest time between two attempts to allocate a segment."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class LogWriter:
+    """Writes one log. `append` and `begin_segment` belong to one thread; `sync` and `close` to any.
+
+    Args:
+        directory: Directory of the log of one shard; created if missing.
+        identity: Whose log it is.
+        generation: Number of this start of the pserver.
+        newest_lsn: Lsn of the newest record in the directory; 0 if there is none.
+        newest_checksum: Its checksum.
+        num_bytes: Bytes of the records in the directory, from the checkpoint on.
+        sync_s: Seconds between two syncs.
+        segment_bytes: Length of a segment.
+
+    Attributes:
+        directory: As given.
+        newest_lsn: Lsn of the newest record.
+        durable_lsn: Lsn of the newest record that is known to be durable.
+        num_bytes: Bytes of the records since the checkpoint that this pserver started from.
+        full_since: Monotonic time since when no segment can be allocated ahead because the disk has no room; None if
+            one is allocated.
+
+    Raises:
+        SettingError: Another process writes the log.
+        LogFull: The first segment cannot be allocated.
+        OSError: The system refuses.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: LogIdentity,
+        *,
+        generation: int = 1,
+        newest_lsn: int = 0,
+        newest_checksum: int = 0,
+        num_bytes: int = 0,
+        sync_s: float = 1.0,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self.directory = directory
+        self.newest_lsn = self.durable_lsn = newest_lsn
+        self.num_bytes = num_bytes
+        self.full_since: float | None = None
+        self._identity = identity
+        self._generation = generation
+        self._newest_checksum = newest_checksum
+        self._sync_s = sync_s
+        self._segment_bytes = segment_bytes
+        self._fault: OSError | None = None  # of a sync: what is durable is unknown from then on
+        self._next: tuple[int, int] | None = None  # descriptor and length of the segment that is allocated ahead
+        self._segment, self._offset, self._end = -1, 0, 0
+        self._is_closed = False
+        # Held by whoever allocates, syncs or changes the segments; an append of a record does not take it.
+        self._lock = threading.RLock()
+        self._wanted = threading.Condition()
+        directory.mkdir(parents=True, exist_ok=True)
+        self._locked = _lock_of(directory)
+        try:
+            self.begin_segment()
+        except BaseException:
+            os.close(self._locked)
+            raise
+        self._thread = threading.Thread(target=self._run, name="fleet_sparse log", daemon=True)
+        self._thread.start()
+
+    def append(
+        self,
+        kind: Kind,
+        *,
+        step: int = 0,
+        num_marks: int = 0,
+        num_left: int = 0,
+        num_blocks: int = 0,
+        body_bytes: int = 0,
+        parts: Sequence[Buffer] = (),
+    ) -> int:
+        """Appends a record; returns its lsn.
+
+        Args:
+            kind: Kind of the record.
+            step: Step of the marks.
+            num_marks: Number of marks.
+            num_left: Number of marks of workers that left.
+            num_blocks: Number of entries of the block table.
+            body_bytes: Length of the body without its padding.
+            parts: All that follows the head, with padding.
+
+        Raises:
+            LogFull: The disk has no room. Nothing was appended.
+            OSError: The system refuses. Nothing was appended.
+        """
+        if self._fault is not None:
+            raise self._fault
+        counts = num_marks, num_left, num_blocks, body_bytes
+        lsn = self.newest_lsn + 1
+        head, checksum = pack_head(kind, lsn, self._newest_checksum, step, counts, parts)
+        num_bytes = len(head) + sum(map(len, parts))
+        if num_bytes > self._end - self._offset:
+            self.begin_segment(num_bytes)
+        _write(self._segment, [head, *parts], self._offset)
+        self._offset += num_bytes
+        self.num_bytes += num_bytes
+        self._newest_checksum, self.newest_lsn = checksum, lsn
+        return lsn
+
+    def begin_segment(self, num_bytes: int = 0) -> int:
+        """Begins a new segment with room for a record of `num_bytes`; returns its first lsn.
+
+        Raises:
+            LogFull, OSError: As `append`. The segment before is continued.
+        """
+        first_lsn = self.newest_lsn + 1
+        with self._lock:
+            self.sync()
+            segment, end = self._next or (-1, 0)
+            if end < HEADER_BYTES + num_bytes:
+                segment, end = self._allocate(max(self._segment_bytes, HEADER_BYTES + num_bytes))
+                self._next = segment, end
+            header = SegmentHeader(self._identity, self._generation, first_lsn, self._newest_checksum)
+            os.pwrite(segment, header.to_bytes(), 0)
+            os.fdatasync(segment)
+            os.rename(self.directory / NEXT_SEGMENT, self.directory / segment_name(first_lsn))
+            _sync_directory(self.directory)
+            former, self._segment, self._next = self._segment, segment, None
+            self._offset, self._end = HEADER_BYTES, end
+            if former >= 0:
+                os.close(former)
+        with self._wanted:
+            self._wanted.notify()
+        return first_lsn
+
+    def sync(self) -> None:
+        """Makes all records durable that are appended so far.
+
+        Raises:
+            OSError: The system refuses, now or before. No later record is accepted.
+        """
+        with self._lock:
+            if self._fault is not None:
+                raise self._fault
+            lsn = self.newest_lsn
+            if lsn > self.durable_lsn and self._segment >= 0:
+                try:
+                    os.fdatasync(self._segment)
+                except OSError as error:
+                    self._fault = error
+                    raise
+                self.durable_lsn = lsn
+
+    def close(self) -> None:
+        """Makes all records durable and ends the thread. A second call does nothing."""
+        with self._wanted:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._wanted.notify()
+        self._thread.join()
+        with self._lock:
+            try:
+                self.sync()
+            except OSError:
+                _log.exception("%s: the last records may not be durable", self.directory)
+            if self._next is not None:
+                os.close(self._next[0])
+                with contextlib.suppress(OSError):
+                    os.unlink(self.directory / NEXT_SEGMENT)
+            os.close(self._segment)
+            os.close(self._locked)
+
+    def _run(self) -> None:
+        """Allocates the next segment and syncs, until `close`."""
+        while True:
+            try:
+                with self._lock:
+                    if self._next is None:
+                        self._next = self._allocate(self._segment_bytes)
+                        self.full_since = None
+            except LogFull as error:
+                if self.full_since is None:
+                    self.full_since = time.monotonic()
+                    _log.warning("%s. Pushes wait until there is room", error)
+            except OSError:
+                _log.exception("%s: no segment could be allocated", self.directory)
+            try:
+                self.sync()
+            except OSError:
+                _log.exception("%s: records cannot be made durable, pushes are refused", self.directory)
+                return
+            with self._wanted:
+                if not self._is_closed and self._next is not None:
+                    self._wanted.wait(self._sync_s)
+                elif not self._is_closed:
+                    self._wanted.wait(min(self._sync_s, _MAX_WAIT_S))
+                if self._is_closed:
+                    return
+
+    def _allocate(self, num_bytes: int) -> tuple[int, int]:
+        """Returns a new segment without content, and its length."""
+        path = self.directory / NEXT_SEGMENT
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        if self._next is not None:
+            os.close(self._next[0])
+            self._next = None
+        segment = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            os.posix_fallocate(segment, 0, num_bytes)
+        except OSError as error:
+            os.close(segment)
+            path.unlink()
+            if error.errno in _NO_ROOM:
+                raise LogFull(
+                    f"{self.directory}: the disk has no room for a segment of {num_bytes >> 20} MiB of the log. Free "
+                    "some, or set FLEET_SPARSE_LOG to another disk"
+                ) from error
+            raise
+        return segment, num_bytes
+
+
+def _lock_of(directory: Path) -> int:
+    """Returns the descriptor of the lock file, locked."""
+    descriptor = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise SettingError(
+            f"log {str(directory)!r}: another pserver writes it. Give each job a FLEET_SPARSE_LOG of its own"
+        ) from None
+    return descriptor
+
+
+def _write(file: int, parts: Sequence[Buffer], offset: int) -> None:
+    """Writes all parts, one after the other."""
+    for begin in range(0, len(parts), _MAX_PARTS):
+        some = [part for part in parts[begin : begin + _MAX_PARTS] if len(part)]
+        while some:
+            num_written = os.pwritev(file, some, offset)
+            offset += num_written
+            while some and num_written >= len(some[0]):
+                num_written -= len(some.pop(0))
+            if num_written:
+                some[0] = memoryview(some[0])[num_written:]
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

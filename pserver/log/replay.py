@@ -1,0 +1,206 @@
+"""Replay: makes a shard equal to what its log says."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.criteria import Criterion
+from fleet_sparse.core.mode import parse_mode
+from fleet_sparse.core.spec_json import parse_spec
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.wire.frame_format import Action, Block
+
+from ..engine.jobs import JobsState
+from ..engine.progress import NO_PROGRESS, Progress
+from ..engine.shard import Shard
+from ..tables.admission import statistics_of
+from ..tables.mutations import Assignment, DayEnd, Mutation, Push, Replacement, Shrink
+from ..tables.row_limit import MEMORY_USE
+from .control_state import CHANGE_OF, ControlState, parse_change
+from .log_format import Kind, Record, corrupt
+from .log_reader import LogReader
+from .replayed_save import ReplayedSave
+
+_log = logging.getLogger(__name__)
+
+
+_END_SAVE = {Kind.CUT, Kind.END_SAVE, Kind.TABLE, Kind.SHRINK, Kind.END_DAY}
+"""Kinds before which no save is under way. One without an end was not committed, or its end is not known."""
+
+
+class Replayed(NamedTuple):
+    """Result of a replay."""
+
+    num_records: int
+    num_bytes: int
+    """Bytes of all records."""
+    generation: int
+    """Largest generation of the log; 0 if it is empty."""
+    newest_lsn: int
+    newest_checksum: int
+    control: ControlState
+    """What the control plane continues from."""
+    is_cut: bool
+    """True if records were left out, so that a checkpoint has to be written before new ones."""
+
+
+class _Step(NamedTuple):
+    """What a record of kind APPLY, PREPARE, COMMIT or REJOIN says."""
+
+    mutations: Sequence[Mutation]
+    progress: Progress
+
+
+def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Replayed:
+    """Applies the records of a log to a shard that has none yet, but for a torn end. No file is changed.
+
+    Args:
+        shard: Has the rows of the checkpoint, or none.
+        reader: Reads the log.
+        begins_with_state: True if the first record is the state of a checkpoint.
+
+    Raises:
+        LogCorrupt: Bytes are wrong.
+    """
+    directory = reader.directory
+    num_records, num_bytes, is_cut, control = 0, 0, False, ControlState()
+    save: ReplayedSave | None = None
+    for number, record in enumerate(_with_effect(reader.records())):
+        num_records += 1
+        num_bytes += record.head.end
+        if record.head.kind is Kind.LOAD:  # its checkpoint was not finished, so that the load was not answered either
+            _log.warning("%s: a load was not finished; the rows are those before it", directory)
+            is_cut = True
+        if is_cut:
+            continue
+        kind = record.head.kind
+        try:
+            if save is not None and kind in _END_SAVE:
+                save.end(is_kept=kind is Kind.END_SAVE and json.loads(record.body)["checksum"] is not None)
+                save = None
+            if kind is Kind.CUT:
+                save = ReplayedSave(shard, _criteria_by_table(record.body))
+            elif kind is Kind.END_SAVE:
+                shard.base = _checksum_of(json.loads(record.body)["checksum"]) or shard.base
+            elif kind in CHANGE_OF:
+                control.apply(parse_change(kind, record.body))
+            elif kind is not Kind.STATE:
+                with MEMORY_USE.ignored():
+                    _carry_out(shard, record)
+            elif number == 0 and begins_with_state:
+                control = _restore(shard, json.loads(record.body), record)
+        except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
+            what = f"record {record.head.lsn} cannot be replayed ({type(error).__name__}: {error})"
+            raise corrupt(str(directory), what, 0) from error
+    if save is not None:
+        save.end(is_kept=False)
+    newest = reader.newest_lsn, reader.newest_checksum
+    return Replayed(num_records, num_bytes, reader.generation, *newest, control, is_cut)
+
+
+def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
+    """Yields the records that no VOID follows."""
+    before: Record | None = None
+    for record in records:
+        if before is not None and record.head.kind is not Kind.VOID:
+            yield before
+        before = None if record.head.kind is Kind.VOID else record
+    if before is not None:
+        yield before
+
+
+def _carry_out(shard: Shard, record: Record) -> None:
+    kind = record.head.kind
+    if kind is Kind.TABLE:
+        body = json.loads(record.body)
+        shard.add_table(parse_spec(body["spec"]), declared_by=body["declared_by"], is_loaded=body["is_loaded"])
+    elif kind is Kind.JOIN:
+        body = json.loads(record.body)
+        mode = None if body["mode"] is None else parse_mode(body["mode"])
+        client_id = bytes.fromhex(body["client_id"])
+        shard.join(body["worker"], body["num_workers"], client_id, mode, begins_job=body["begins_job"])
+    elif kind is Kind.CHANGED:
+        _restore_changes(shard, record.blocks[0], json.loads(record.body))
+    elif kind in (Kind.SHRINK, Kind.END_DAY):
+        shard.replay([], [_mutation_of(kind, json.loads(record.body))], NO_PROGRESS, [])
+    else:
+        mutations, progress = _step_of(shard, record)
+        shard.replay(record.marks, mutations, progress, record.left)
+
+
+def _restore(shard: Shard, body: Mapping[str, Any], record: Record) -> ControlState:
+    entries = {entry.spec.name: entry for entry in shard.tables.values()}
+    for table in body["tables"]:
+        entry = entries[table["name"]]
+        entry.declared_by, entry.is_loaded = table["declared_by"], table["is_loaded"]
+        entry.schema_hashes = {int(schema_hash, 16): trains for schema_hash, trains in table["schema_hashes"]}
+    shard.restore(JobsState.parse(body["jobs"]), record.marks, record.left)
+    shard.base = _checksum_of(body["base"])
+    return ControlState.parse(body["control"])
+
+
+def _restore_changes(shard: Shard, block: Block, body: Mapping[str, Any]) -> None:
+    (entry,) = [entry for entry in shard.tables.values() if entry.spec.name == body["table"]]
+    assert block.ids is not None, "checked by the format"
+    entry.table.restore_changes(block.ids, is_removed=body["is_removed"], is_counter=body["is_counter"])
+
+
+def _checksum_of(text: str | None) -> int | None:
+    return None if text is None else int(text, 16)
+
+
+def _criteria_by_table(body: bytes) -> dict[str, tuple[Criterion, ...]]:
+    left_out = json.loads(body)["left_out"]
+    return {name: tuple(Criterion(*each) for each in criteria) for name, criteria in left_out.items()}
+
+
+def _mutation_of(kind: Kind, body: Mapping[str, Any]) -> Mutation:
+    if kind is Kind.END_DAY:
+        return DayEnd(body["table_id"])
+    return Shrink(body["table_id"], tuple(Criterion(*each) for each in body["criteria"]), body["decay"])
+
+
+def _step_of(shard: Shard, record: Record) -> _Step:
+    kind, step = record.head.kind, record.head.step
+    if kind is Kind.COMMIT:
+        factors = {block.table_id: _rows_of(block).reshape(-1) for block in record.blocks}
+        return _Step([], Progress(step, factors=factors))
+    mutations = [_change_of(shard, block) for block in record.blocks]
+    if kind is Kind.PREPARE:
+        return _Step([], Progress(step, prepared=[each for each in mutations if isinstance(each, Push)]))
+    return _Step(mutations, Progress(step, rejoins=kind is Kind.REJOIN))
+
+
+def _change_of(shard: Shard, block: Block) -> Mutation:
+    rows, table_id = _rows_of(block), block.table_id
+    if block.action is Action.PUSH:
+        numbers = block.learning_rate, block.optimizer_step
+        if block.ids is None:
+            return Push(table_id, None, rows.reshape(-1), *numbers, begin=block.offset)
+        return Push(table_id, block.ids, rows, *numbers, statistics=_statistics_of(shard, block))
+    values = rows.reshape(-1)
+    if block.action is Action.ASSIGN:
+        return Assignment(table_id, values, block.offset)
+    if block.action is Action.REPLACE:
+        return Replacement(table_id, 0, values, block.optimizer_step, block.offset)
+    return Replacement(table_id, block.optimizer_step, values, 0, block.offset)
+
+
+def _rows_of(block: Block) -> NDArray[np.float32]:
+    assert block.rows is not None, "checked by the format"
+    rows: NDArray[np.float32] = block.rows.astype(np.float32, copy=False)
+    return rows
+
+
+def _statistics_of(shard: Shard, block: Block) -> NDArray[np.float32] | None:
+    spec = shard.tables[block.table_id].spec
+    if not isinstance(spec, TableSpec) or not spec.statistics:
+        return None
+    return statistics_of(block.statistics, spec.statistics)

@@ -1,0 +1,310 @@
+"""ShardLog: what a shard writes to its log, as records. It belongs to the thread that owns the shard."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.criteria import Criterion
+from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.core.watermark import Watermark
+from fleet_sparse.errors import ErrorCode, LogFull
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import (
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    STATISTICS_COLUMNS,
+    UNCHECKED_COLUMNS,
+    Action,
+    Block,
+    Buffer,
+    Frame,
+    Header,
+    Op,
+)
+from fleet_sparse.wire.message_words import HEAD_WORDS
+
+from ..engine.jobs import JobsState
+from ..engine.plain_frames import PlainPush
+from ..engine.progress import Progress
+from ..engine.table_map import TableMap
+from ..refusal import Refusal
+from ..tables.mutations import Assignment, DayEnd, Mutation, Push, Replacement, Shrink
+from .control_state import KIND_OF, ControlChange, ControlState, encoded_change
+from .log_format import Kind, pack_marks, padded
+from .log_writer import LogWriter
+
+_log = logging.getLogger(__name__)
+
+
+class ShardLog:
+    """The log of one shard.
+
+    Args:
+        writer: Writes the records.
+        tables: Tables of the shard.
+        is_synced: True if a commit is durable before it is applied.
+        failover_s: As `Settings.failover_s`.
+        control: What the control plane continues from; None for a log that begins.
+
+    Attributes:
+        writer: As given.
+        control: All changes of the control plane so far.
+        is_finished: True if the job has ended in order, so that nothing continues from the log.
+    """
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        tables: TableMap,
+        *,
+        is_synced: bool = False,
+        failover_s: float = Settings.failover_s,
+        control: ControlState | None = None,
+    ) -> None:
+        self.writer = writer
+        self.control = ControlState() if control is None else control
+        self.is_finished = False
+        self._tables = tables
+        self._is_synced = is_synced
+        self._failover_s = failover_s
+        self._marks: deque[tuple[int, Sequence[Watermark]]] = deque()  # by lsn, of records that are not durable
+        self._durable: dict[bytes, int] = {}
+
+    def commit(
+        self,
+        watermarks: Sequence[Watermark],
+        mutations: Sequence[Mutation | PlainPush],
+        progress: Progress,
+        left: Sequence[Watermark],
+    ) -> None:
+        """Appends the record of a commit.
+
+        Args:
+            watermarks: As of `Shard.commit`.
+            mutations: As of `Shard.commit`.
+            progress: As of `Shard.commit`.
+            left: LEAVE pushes of the workers that left and wait for the others.
+
+        Raises:
+            Refusal: The disk has no room. Nothing was appended.
+        """
+        marks = pack_marks([*watermarks, *left])
+        lsn, step, num_marks, num_left = 0, progress.step, len(watermarks), len(left)
+        try:
+            first = mutations[0] if mutations else None
+            if isinstance(first, PlainPush):
+                frame = first.frame
+                content = frame.message[frame.num_parts + HEAD_WORDS :].data.cast("B")
+                lsn = self.writer.append(
+                    Kind.APPLY,
+                    step=step,
+                    num_marks=num_marks,
+                    num_left=num_left,
+                    num_blocks=frame.num_blocks,
+                    parts=[marks, content],
+                )
+            elif isinstance(first, Shrink):
+                criteria = [[each.name, each.value] for each in first.criteria]
+                body = {"table_id": first.table_id, "criteria": criteria, "decay": first.decay}
+                self._append_json(Kind.SHRINK, body)
+            elif isinstance(first, DayEnd):
+                self._append_json(Kind.END_DAY, {"table_id": first.table_id})
+            else:
+                kind, op, blocks = self._blocks_of(mutations, progress)
+                head, *columns = encode(Frame(Header(op, UNCHECKED_COLUMNS, push_seq=1), blocks))
+                parts: list[Buffer] = [marks, head[HEADER_BYTES : HEADER_BYTES + BLOCK_BYTES * len(blocks)]]
+                for column in columns:
+                    parts += padded(column)
+                lsn = self.writer.append(
+                    kind, step=step, num_marks=num_marks, num_left=num_left, num_blocks=len(blocks), parts=parts
+                )
+        except LogFull as error:
+            raise Refusal(ErrorCode.LOG_FULL, str(error)) from error
+        if self._is_synced:
+            self.writer.sync()
+        if watermarks and lsn:
+            self._marks.append((lsn, watermarks))
+
+    def void(self) -> None:
+        """Appends that the record before has no effect."""
+        self.writer.append(Kind.VOID)
+
+    def add_table(self, spec: TableSpec | DenseSpec, declared_by: str, *, is_loaded: bool) -> None:
+        """Appends the declaration of a table."""
+        body = {"spec": spec.to_json(), "declared_by": declared_by, "is_loaded": is_loaded}
+        self._append_json(Kind.TABLE, body)
+
+    def join(self, worker: int, num_workers: int, client_id: bytes, mode: Mode | None, *, begins_job: bool) -> None:
+        """Appends that a client is a worker."""
+        body = {
+            "worker": worker,
+            "num_workers": num_workers,
+            "client_id": client_id.hex(),
+            "mode": None if mode is None else mode.to_json(),
+            "begins_job": begins_job,
+        }
+        self._append_json(Kind.JOIN, body)
+
+    def note(self, change: ControlChange, body: bytes | None = None) -> None:
+        """Appends a change of the control plane.
+
+        Args:
+            change: The change.
+            body: Its body, if another thread has encoded it, because it is large.
+        """
+        self._append_body(KIND_OF[type(change)], encoded_change(change) if body is None else body)
+        self.control.apply(change)
+
+    def cut_save(self, save_id: str, left_out: Mapping[str, Sequence[Criterion]]) -> None:
+        """Appends that a save of all tables was cut."""
+        criteria = {name: [[each.name, each.value] for each in some] for name, some in left_out.items()}
+        self._append_json(Kind.CUT, {"save_id": save_id, "left_out": criteria})
+
+    def end_save(self, save_id: str, checksum: int | None) -> None:
+        """Appends that the save that was cut last ended, with the checksum of its manifest if it was committed.
+
+        A failure is logged: without the record the next delta contains more, or is refused for a full snapshot.
+        """
+        body = {"save_id": save_id, "checksum": None if checksum is None else f"{checksum:016x}"}
+        try:
+            self._append_json(Kind.END_SAVE, body)
+        except (LogFull, OSError) as error:
+            _log.warning("save %s: its end is not in the log: %s", save_id, error)
+
+    def note_changed(self, spec: TableSpec, ids: NDArray[np.int64], *, is_removed: bool) -> None:
+        """Appends ids of a table that changed, or were removed, since the base of the next delta."""
+        name = spec.counts_for or spec.name
+        body = {"table": name, "is_removed": is_removed, "is_counter": spec.counts_for is not None}
+        block = Block(Action.PULL, spec.table_id, spec.schema_hash, spec.dim, len(ids), ids)
+        head, *columns = encode(Frame(Header(Op.PULL), [block]))
+        text = json.dumps(body).encode()
+        parts: list[Buffer] = [head[HEADER_BYTES:], *columns, *padded(text)]
+        self.writer.append(Kind.CHANGED, num_blocks=1, body_bytes=len(text), parts=parts)
+
+    def load(self) -> None:
+        """Appends that tables were replaced by those of a snapshot."""
+        self.writer.append(Kind.LOAD)
+        self.control.num_loads += 1
+
+    def begin_checkpoint(
+        self, jobs: JobsState, watermarks: Sequence[Watermark], left: Sequence[Watermark], base: int | None
+    ) -> int:
+        """Begins a segment with the state that a rows file does not have; returns its first lsn."""
+        tables = [
+            {
+                "name": entry.spec.name,
+                "declared_by": entry.declared_by,
+                "is_loaded": entry.is_loaded,
+                "schema_hashes": [[f"{each:016x}", trains] for each, trains in entry.schema_hashes.items()],
+            }
+            for entry in self._tables.values()
+        ]
+        first_lsn = self.writer.begin_segment()
+        state = {
+            "tables": tables,
+            "jobs": jobs.to_builtins(),
+            "control": self.control.to_builtins(),
+            "base": None if base is None else f"{base:016x}",
+        }
+        body = json.dumps(state).encode()
+        self.writer.append(
+            Kind.STATE,
+            num_marks=len(watermarks),
+            num_left=len(left),
+            body_bytes=len(body),
+            parts=[pack_marks([*watermarks, *left]), *padded(body)],
+        )
+        return first_lsn
+
+    @property
+    def is_full(self) -> bool:
+        """True if a new push should wait, because the disk has no room for the next segment."""
+        return self.writer.full_since is not None
+
+    def check_waits(self) -> None:
+        """Checks that a push may wait for room.
+
+        Raises:
+            Refusal: The disk has had no room for too long.
+        """
+        since = self.writer.full_since
+        if since is not None and time.monotonic() - since > self._failover_s:
+            raise Refusal(
+                ErrorCode.LOG_FULL,
+                f"log {str(self.writer.directory)!r}: the disk has had no room for {self._failover_s:g} s "
+                "(FLEET_SPARSE_FAILOVER_S). Free some, or set FLEET_SPARSE_LOG to another disk",
+            )
+
+    def durable_push(self, client_id: bytes) -> int:
+        """Returns the newest push of a client that is known to be durable; 0 if there is none."""
+        durable_lsn = self.writer.durable_lsn
+        while self._marks and self._marks[0][0] <= durable_lsn:
+            for mark in self._marks.popleft()[1]:
+                self._durable[mark.client_id] = mark.watermark
+        return self._durable.get(client_id, 0)
+
+    def _append_json(self, kind: Kind, body: Mapping[str, object]) -> None:
+        self._append_body(kind, json.dumps(body).encode())
+
+    def _append_body(self, kind: Kind, body: bytes) -> None:
+        self.writer.append(kind, body_bytes=len(body), parts=padded(body))
+
+    def _blocks_of(self, mutations: Sequence[Mutation | PlainPush], progress: Progress) -> tuple[Kind, Op, list[Block]]:
+        """Returns kind and blocks of the record of a commit, and an op that may have such blocks."""
+        if progress.factors is not None:
+            return Kind.COMMIT, Op.COMMIT, [self._factors(*each) for each in progress.factors.items()]
+        if progress.prepared is not None:
+            return Kind.PREPARE, Op.PUSH, [self._block(push) for push in progress.prepared]
+        blocks = [self._block(mutation) for mutation in mutations]
+        is_push = not blocks or blocks[0].action is Action.PUSH
+        return Kind.REJOIN if progress.rejoins else Kind.APPLY, Op.PUSH if is_push else Op.ASSIGN, blocks
+
+    def _block(self, mutation: Mutation | PlainPush) -> Block:
+        assert isinstance(mutation, (Push, Assignment, Replacement)), "the others are not encoded as blocks"
+        table_id = mutation.table_id
+        spec = self._tables[table_id].spec
+        if isinstance(mutation, Push):
+            rows = mutation.grads if mutation.ids is not None else mutation.grads.reshape(-1, 1)
+            numbers = mutation.learning_rate, mutation.step
+            block = Block(
+                Action.PUSH,
+                table_id,
+                spec.schema_hash,
+                rows.shape[1],
+                len(rows),
+                mutation.ids,
+                _contiguous(rows),
+                *numbers,
+            )
+            if mutation.statistics is not None:
+                assert isinstance(spec, TableSpec), "dense arrays have no statistics"
+                block.statistics = {
+                    name: np.ascontiguousarray(mutation.statistics[:, index], STATISTICS_COLUMNS[name].dtype)
+                    for index, name in enumerate(spec.statistics)
+                }
+            block.offset = mutation.begin
+            return block
+        values = _contiguous(mutation.values.reshape(-1, 1))
+        block = Block(Action.ASSIGN, table_id, spec.schema_hash, 1, len(values), None, values, offset=mutation.begin)
+        if isinstance(mutation, Replacement):
+            block.action = Action.REPLACE_STATE if mutation.number else Action.REPLACE
+            block.optimizer_step = mutation.number or mutation.step
+        return block
+
+    def _factors(self, table_id: int, factors: NDArray[np.float32]) -> Block:
+        rows = _contiguous(factors.reshape(-1, 1))
+        return Block(Action.FACTORS, table_id, self._tables[table_id].spec.schema_hash, 1, len(rows), None, rows)
+
+
+def _contiguous(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(rows, np.float32)

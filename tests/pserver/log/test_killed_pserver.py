@@ -1,0 +1,131 @@
+"""A pserver process that is killed while it trains, and started again with its log."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Timer
+
+import numpy as np
+import pytest
+
+from fleet_sparse.local_pservers import PserverProcess
+from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
+from fleet_sparse.pserver.log.log_reader import LogReader
+from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.wire.frame_format import Op
+from support.pservers import RemotePserver, RemoteShard
+from support.saves import save
+from support.shards import CLUSTER, SGD, FrameClient, floats, ids_of, make_shard, pull, push
+
+IDS = np.arange(50)
+GRADS = floats(*([1.0, 0.0] for _ in IDS))
+
+
+@contextmanager
+def started(directory: Path, *arguments: str, **variables: str) -> Iterator[tuple[PserverProcess, RemotePserver]]:
+    """A pserver process with a log, and a connection to it."""
+    environment = {"FLEET_SPARSE_ROOT": str(directory), "FLEET_SPARSE_DURABILITY": "log", "FLEET_SPARSE_JOB_ID": "a"}
+    pserver = PserverProcess(
+        0, 1, *arguments, cluster_id=CLUSTER, directory=directory, environment={**environment, **variables}
+    )
+    try:
+        remote = RemotePserver(pserver.endpoint)
+        try:
+            yield pserver, remote
+        finally:
+            remote.close()
+    finally:
+        pserver.kill()
+
+
+def client_of(remote: RemotePserver) -> FrameClient[RemoteShard]:
+    """Returns the client of all pushes, connected again; it continues behind those that are applied."""
+    client = FrameClient(remote.register(SGD, job_id="a"))
+    client.seq = client.ask(Op.PULL, pull(SGD, ids_of(1))).header.push_seq
+    return client
+
+
+def push_all(client: FrameClient[RemoteShard]) -> None:
+    assert client.push(push(SGD, IDS, GRADS)).error is None
+
+
+def log_of(directory: Path) -> Path:
+    return directory / "log" / "shard-0-of-1"
+
+
+def rounds(directory: Path, num_rounds: int, seed: int = 3, **variables: str) -> int:
+    """Kills a pserver that often while it gets pushes; returns the number of pushes.
+
+    After each start every row has each acked push once, and the one that was not acked at most once.
+    """
+    generator, num_acked = random.Random(seed), 0
+    for _ in range(num_rounds):
+        with started(directory, **variables) as (pserver, remote):
+            client = client_of(remote)
+            assert client.seq in (num_acked, num_acked + 1)
+            num_acked = client.seq
+            assert {row[0] for row in client.rows(SGD, *IDS.tolist())} == {0.5 - num_acked}
+            timer = Timer(generator.uniform(0.0, 0.05), pserver.process.kill)
+            timer.start()
+            with pytest.raises(ConnectionError):
+                while True:
+                    push_all(client)
+                    num_acked = client.seq
+            timer.join()
+    return num_acked
+
+
+@pytest.mark.guarantee("W1")
+def test_a_killed_pserver_has_every_acked_push(tmp_path: Path) -> None:
+    assert rounds(tmp_path, 3) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("durability", ["log", "sync"])
+def test_two_hundred_kills_lose_and_double_nothing(tmp_path: Path, durability: str, seed: int) -> None:
+    # Ten kills each. A checkpoint every 50 KB, so that some hit one.
+    variables = {"FLEET_SPARSE_DURABILITY": durability, "FLEET_SPARSE_CHECKPOINT_BYTES": "50000"}
+    assert rounds(tmp_path, 10, seed, **variables) > 10
+
+
+def test_stop_removes_the_log_and_a_signal_leaves_it(tmp_path: Path) -> None:
+    with started(tmp_path) as (pserver, remote):
+        push_all(client_of(remote))
+        pserver.terminate()
+        pserver.wait()
+    assert LogReader(log_of(tmp_path)).paths
+    with started(tmp_path) as (pserver, remote):
+        remote.call(messages.StopRequest())
+        pserver.wait()
+    assert not log_of(tmp_path).exists()
+
+
+def test_a_checkpoint_is_written_while_a_pserver_serves(tmp_path: Path) -> None:
+    with started(tmp_path, FLEET_SPARSE_CHECKPOINT_BYTES="5000") as (_, remote):
+        client = client_of(remote)
+        deadline = time.monotonic() + 30
+        while not (log_of(tmp_path) / CHECKPOINT).exists():
+            assert time.monotonic() < deadline
+            push_all(client)
+        seq = client.seq
+    with started(tmp_path) as (_, remote):
+        client = client_of(remote)
+        assert client.seq == seq
+        assert client.rows(SGD, 1) == [[0.5 - seq, 0.5]]
+
+
+def test_a_loaded_snapshot_is_in_the_log(tmp_path: Path) -> None:
+    shard = make_shard(SGD)
+    FrameClient(shard).push(push(SGD, IDS, 4 * GRADS))
+    save([shard], tmp_path / "model")
+    for number in range(2):  # the second start has the log, and does not load
+        with started(tmp_path, "--load", "model") as (_, remote):
+            client = client_of(remote)
+            assert client.seq == number + 1  # the snapshot has the first push
+            assert client.rows(SGD, 1) == [[-3.5 - number, 0.5]]
+            push_all(client)

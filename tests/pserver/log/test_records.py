@@ -1,0 +1,258 @@
+"""Segments and records: what is read is what was written, or a prefix of it, or it is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from fleet_sparse.errors import LogCorrupt, LogFull, SettingError
+from fleet_sparse.pserver.log.log_format import HEADER_BYTES, NEXT_SEGMENT, Kind, LogIdentity, SegmentHeader
+from fleet_sparse.pserver.log.log_reader import LogReader
+from support.logs import IDENTITY, small_writer
+
+
+def bodies(directory: Path, first_lsn: int | None = None) -> list[bytes]:
+    return [record.body for record in LogReader(directory, first_lsn).records()]
+
+
+def write(directory: Path, texts: list[bytes], **changes: Any) -> None:
+    writer = small_writer(directory, **changes)
+    for text in texts:
+        writer.append(Kind.TABLE, body_bytes=len(text), parts=[text, bytes(-len(text) % 8)])
+    writer.close()
+
+
+TEXTS = [b"%d " % number * (number % 7) for number in range(24)]
+
+
+def used(directory: Path) -> None:
+    """Cuts the zeros at the ends of the segments off."""
+    reader = LogReader(directory)
+    list(reader.records())
+    reader.cut_off()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A log of three segments, without zeros at the end."""
+    directory = tmp_path / "small"
+    write(directory, TEXTS, segment_bytes=800)
+    used(directory)
+    assert len(LogReader(directory).paths) > 2
+    return directory
+
+
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    write(tmp_path, TEXTS)
+    assert bodies(tmp_path) == TEXTS
+
+
+def test_a_record_may_be_larger_than_a_segment(tmp_path: Path) -> None:
+    texts = [b"x", b"y" * 10_000, b"z"]
+    write(tmp_path, texts, segment_bytes=512)
+    assert bodies(tmp_path) == texts
+
+
+@pytest.mark.guarantee("W4")
+def test_every_cut_of_the_last_segment_leaves_a_prefix(small: Path) -> None:
+    last = LogReader(small).paths[-1]
+    content, before = last.read_bytes(), bodies(small)
+    found, refused = set(), []
+    for length in range(len(content)):
+        last.write_bytes(content[:length])
+        try:
+            read = bodies(small)
+        except LogCorrupt:
+            refused.append(length)
+            continue
+        assert read == before[: len(read)]
+        found.add(len(read))
+    assert len(found) > 3
+    assert refused == [*range(HEADER_BYTES)]
+
+
+def test_every_cut_of_another_segment_is_refused(small: Path) -> None:
+    first = LogReader(small).paths[0]
+    content, num_refused = first.read_bytes(), 0
+    for length in range(len(content)):
+        first.write_bytes(content[:length])
+        try:
+            assert bodies(small) == TEXTS
+            assert not any(content[length:])
+        except LogCorrupt:
+            num_refused += 1
+    assert num_refused > len(content) // 2
+
+
+def flip(small: Path, num_flips: int) -> None:
+    paths, before = LogReader(small).paths, bodies(small)
+    contents = [path.read_bytes() for path in paths]
+    generator = random.Random(7)
+    num_refused = 0
+    for _ in range(num_flips):
+        number = generator.randrange(len(paths))
+        changed = bytearray(contents[number])
+        bit = generator.randrange(8 * len(changed))
+        changed[bit // 8] ^= 1 << bit % 8
+        paths[number].write_bytes(changed)
+        try:
+            read = bodies(small)
+            assert read == before[: len(read)]
+            assert number == len(paths) - 1
+            assert len(read) < len(before)
+        except LogCorrupt:
+            num_refused += 1
+        paths[number].write_bytes(contents[number])
+    assert num_refused > num_flips / 2
+
+
+@pytest.mark.guarantee("W4")
+def test_a_flipped_bit_leaves_a_prefix_or_is_refused(small: Path) -> None:
+    flip(small, 1000)
+
+
+@pytest.mark.slow
+def test_ten_thousand_flipped_bits_leave_a_prefix(small: Path) -> None:
+    flip(small, 10_000)
+
+
+def test_a_torn_end_is_reported_and_can_be_cut_off(small: Path) -> None:
+    last = LogReader(small).paths[-1]
+    content = last.read_bytes()
+    last.write_bytes(content[:-8])
+    reader = LogReader(small)
+    num_read = len(list(reader.records()))
+    assert reader.torn is not None
+    assert (reader.torn.path, reader.torn.offset + reader.torn.num_bytes) == (last, len(content) - 8)
+    reader.cut_off()
+    lsn, checksum = reader.newest_lsn, reader.newest_checksum
+    write(small, [b"behind"], newest_lsn=lsn, newest_checksum=checksum)
+    assert bodies(small) == [*TEXTS[:num_read], b"behind"]
+
+
+def test_a_missing_segment_is_refused(small: Path) -> None:
+    LogReader(small).paths[1].unlink()
+    with pytest.raises(LogCorrupt):
+        bodies(small)
+
+
+def test_a_log_is_read_from_the_segment_of_a_checkpoint(small: Path) -> None:
+    second = int(LogReader(small).paths[1].stem)
+    assert bodies(small, second) == TEXTS[second - 1 :]
+    LogReader(small).paths[0].unlink()
+    assert bodies(small, second) == TEXTS[second - 1 :]
+    with pytest.raises(LogCorrupt):
+        bodies(small, 1)
+
+
+def test_a_segment_of_another_log_is_refused(small: Path, tmp_path: Path) -> None:
+    path = LogReader(small).paths[-1]
+    other = tmp_path / "other"
+    write(other, [b"x"], newest_lsn=int(path.stem) - 1)
+    shutil.copy(LogReader(other).paths[0], path)
+    with pytest.raises(LogCorrupt):
+        bodies(small)
+    writer = small_writer(tmp_path / "third", newest_lsn=0)
+    writer.close()
+    assert LogReader(tmp_path / "third").identity == IDENTITY == LogIdentity(0, 1, 77, 99)
+
+
+def test_two_writers_of_one_log_are_refused(tmp_path: Path) -> None:
+    writer = small_writer(tmp_path)
+    with pytest.raises(SettingError):
+        small_writer(tmp_path)
+    writer.close()
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def without_room(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes the disk full; returns what makes room again."""
+
+    def refuse(file: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    return monkeypatch.undo
+
+
+def test_a_full_disk_is_met_a_segment_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = small_writer(tmp_path, sync_s=0.01, segment_bytes=512)
+    wait_until((tmp_path / NEXT_SEGMENT).exists)
+    wait_until(lambda: (tmp_path / NEXT_SEGMENT).stat().st_size == 512)
+    make_room = without_room(monkeypatch)
+    writer.begin_segment()
+    wait_until(lambda: writer.full_since is not None)
+    assert writer.append(Kind.VOID) == 1
+    with pytest.raises(LogFull):
+        writer.append(Kind.TABLE, parts=[bytes(512)])
+    make_room()
+    assert writer.append(Kind.TABLE, parts=[bytes(512)]) == 2
+    writer.close()
+    assert len(bodies(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync", "rename", "posix_fallocate", "pwrite"])
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_crash_at_any_call_leaves_a_prefix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, is_before: bool
+) -> None:
+    for number in range(20):
+        directory, real, num_calls, done = tmp_path / str(number), getattr(os, call), 0, 0
+
+        class Crash(BaseException):
+            pass
+
+        def crash(*arguments: Any, real: Any = real, number: int = number) -> Any:
+            nonlocal num_calls
+            if threading.current_thread() is not threading.main_thread():
+                return real(*arguments)
+            num_calls += 1
+            if num_calls == number + 1 and is_before:
+                raise Crash
+            result = real(*arguments)
+            if num_calls == number + 1:
+                raise Crash
+            return result
+
+        writer = small_writer(directory, segment_bytes=512)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, crash)
+            try:
+                for text in TEXTS:
+                    writer.append(Kind.TABLE, body_bytes=len(text), parts=[text, bytes(-len(text) % 8)])
+                    done += 1
+                    if call == "fdatasync":
+                        writer.sync()
+            except Crash:
+                pass
+        copy = tmp_path / f"{number}-crashed"
+        shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("next.fsl"))
+        read = bodies(copy)
+        assert read in (TEXTS[:done], TEXTS[: done + 1])
+        writer.close()
+
+
+def test_log_of_an_older_version_is_refused(tmp_path: Path) -> None:
+    head = bytearray(SegmentHeader(IDENTITY, 1, 1, 0).to_bytes())
+    head[4:6] = (1).to_bytes(2, "little")
+    head[-8:] = bytes(8)
+    head[-8:] = xxh3_64_intdigest(bytes(head)).to_bytes(8, "little")
+    (tmp_path / "00000000000000000001.fsl").write_bytes(head)
+    with pytest.raises(LogCorrupt, match=r"version 1 .* 2"):
+        LogReader(tmp_path)

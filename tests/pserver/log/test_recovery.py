@@ -1,0 +1,511 @@
+"""A shard that continues from its log equals the one that wrote it, bit by bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet_sparse.core.criteria import MIN_NORM, UNSEEN_DAYS, Criterion
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import LogCorrupt, SettingError
+from fleet_sparse.pserver.admin.log_recovery import log_directory, start_log, write_checkpoint
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.log.log_format import Kind
+from fleet_sparse.pserver.log.log_reader import LogReader
+from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.tables import row_limit
+from fleet_sparse.pserver.tables.mutations import DayEnd
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.frame_format import Action, Block, Op
+from support.admissions import count_filter
+from support.logs import StraightClient, close, logged_shard, recovered, state_of
+from support.shards import (
+    ADAM,
+    CLIENT,
+    DENSE,
+    SGD,
+    FrameClient,
+    assign,
+    code_of,
+    floats,
+    ids_of,
+    make_shard,
+    push,
+    replace,
+)
+from support.steps import Worker, join
+
+RNG = np.random.default_rng(5)
+
+
+def check_equal(shard: Shard, **changes: Any) -> Shard:
+    """Checks that a recovered shard equals one, and returns it."""
+    again = recovered(shard, **changes)
+    assert state_of(again) == state_of(shard)
+    return again
+
+
+def grads(n: int, dim: int) -> Any:
+    return RNG.standard_normal((n, dim)).astype(np.float32)
+
+
+@pytest.mark.guarantee("W1")
+def test_async_pushes_of_rows_and_dense_values(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD, ADAM, DENSE)
+    client = FrameClient(shard)
+    assert client.ask(Op.ASSIGN, assign(DENSE, floats(*range(8)))).error is None
+    for step in range(1, 20):
+        ids = RNG.integers(-50, 50, 30)
+        blocks = push(ADAM, ids, grads(30, 3), optimizer_step=step), push(DENSE, None, grads(8, 1), gradient_scale=0.5)
+        assert client.push(*blocks).error is None
+        assert client.push(push(SGD, ids, grads(30, 2), learning_rate=0.25)).error is None
+    assert client.ask(Op.ASSIGN, replace(DENSE, floats(*range(8)), 7)).error is None
+    again = check_equal(shard)
+    assert again.ledger.applied(CLIENT) == client.seq == 40
+    assert again.incarnation == shard.incarnation
+    for each in (shard, again):
+        close(each)
+
+
+def test_no_row_is_left_out_because_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    assert FrameClient(shard).push(push(SGD, ids_of(1, 2, 3), grads(3, 2))).error is None
+    monkeypatch.setattr(row_limit, "FRESH_S", -1.0)
+    monkeypatch.setattr(row_limit.MEMORY_USE, "read", lambda: 0.95)
+    check_equal(shard)
+
+
+def test_plain_frames_are_logged_as_they_lie_in_memory(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD, ADAM)
+    client = StraightClient(shard)
+    for step in range(1, 6):
+        ids = RNG.permutation(1000)[:31]
+        blocks = push(SGD, ids, grads(31, 2)), push(ADAM, ids, grads(31, 3), optimizer_step=step)
+        assert client.push(*blocks).error is None
+    assert all(client.answers.is_straight)
+    check_equal(shard)
+
+
+@pytest.mark.guarantee("W3")
+def test_sync_steps_are_one_record_each(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM, DENSE)
+    workers = sync_workers(shard, 3)
+    workers[0].ask(Op.ASSIGN, assign(DENSE, floats(*range(8))), step=0)
+    for _ in range(5):
+        for worker in workers:
+            blocks = push(ADAM, RNG.integers(0, 40, 20), grads(20, 3), gradient_scale=worker.index + 1.0)
+            worker.push(blocks, push(DENSE, None, grads(8, 1)))
+    assert shard.complete_step == 5
+    again = check_equal(shard)
+    kinds = [record.head.kind for record in LogReader(again_directory(again)).records()]
+    assert kinds.count(Kind.APPLY) == 1 + 5
+
+
+def again_directory(shard: Shard) -> Path:
+    assert shard.log is not None
+    return shard.log.writer.directory
+
+
+def sync_workers(shard: Shard, num_workers: int, mode: Mode | None = None) -> list[Worker[Shard]]:
+    workers = [Worker(shard, index) for index in range(num_workers)]
+    for worker in workers:
+        join(worker, num_workers, mode or Mode(SYNC), begins_job=worker.index == 0)
+    return workers
+
+
+def continues(worker: Worker[Shard], shard: Shard) -> Worker[Shard]:
+    """Returns a worker that sends its next requests to another shard, from its state there on."""
+    other = Worker(shard, worker.index, step=worker.step)
+    other.seq = worker.seq
+    return other
+
+
+@pytest.mark.guarantee("W3")
+def test_a_staged_step_is_sent_again_after_a_crash(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    first, second = sync_workers(shard, 2)
+    for worker in (first, second):
+        worker.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    staged = first.frame(Op.PUSH, push(SGD, ids_of(1), floats([2.0, 0.0])))
+    FrameClient(shard, first.client_id).ask(Op.PUSH, *staged.blocks, push_seq=2, step=2)
+    again = recovered(shard)
+    assert (again.complete_step, again.ledger.newest(first.client_id)) == (1, 1)
+    workers = [continues(first, again), continues(second, again)]
+    workers[0].seq, workers[0].step = 1, 1
+    for worker in workers:
+        assert code_of(worker.push(push(SGD, ids_of(1), floats([2.0, 0.0])))) is None
+    assert again.complete_step == 2
+    # 0.5 - mean(1, 1) - mean(2, 2)
+    assert FrameClient(again).rows(SGD, 1) == [[-2.5, 0.5]]
+
+
+def factors(spec: TableSpec, value: float) -> Block:
+    return Block(Action.FACTORS, spec.table_id, spec.schema_hash, 1, 1, None, floats([value]))
+
+
+@pytest.mark.parametrize("num_phases", [0, 1, 2, 3])
+def test_two_phase_clipping_continues_after_each_phase(tmp_path: Path, num_phases: int) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2)
+    calls: list[tuple[Op, int, Block]] = [
+        *((Op.PREPARE, index, push(SGD, ids_of(1, 2), floats([2.0, 4.0], [8.0, 16.0]))) for index in range(2)),
+        *((Op.COMMIT, index, factors(SGD, 0.5)) for index in range(2)),
+    ]
+    for number, (op, index, block) in enumerate(calls):
+        if number == num_phases + 1:
+            shard = check_equal(shard)
+            workers = [continues(worker, shard) for worker in workers]
+            if num_phases == 0:  # the first PREPARE was staged alone
+                workers[0].seq = 0
+                workers[0].ask(calls[0][0], calls[0][2])
+        workers[index].ask(op, block)
+    assert shard.complete_step == 1
+    assert FrameClient(shard).rows(SGD, 1, 2) == [[-0.5, -1.5], [-3.5, -7.5]]
+
+
+def test_workers_that_left_and_rejoined(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2)
+    for worker in workers:
+        worker.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    workers[0].ask(Op.LEAVE)
+    workers[1].push(push(SGD, ids_of(2), floats([1.0, 0.0])))
+    assert shard.complete_step == 2
+    again = check_equal(shard)
+    assert again.job is not None
+    assert len(again.job.left) == 1
+    other = continues(workers[1], again)
+    other.ask(Op.LEAVE)
+    assert again.job.left == []
+    third = check_equal(again)
+    assert third.job is not None
+    assert third.job.clock.steps() == [2, 2]
+
+
+@pytest.mark.parametrize("lag", [0, 3])
+def test_steps_of_async_workers_with_a_bounded_lag(tmp_path: Path, lag: int) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2, Mode(ASYNC, max_step_lag=lag))
+    for _ in range(3):
+        workers[1].push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    workers[0].push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    again = check_equal(shard)
+    assert again.job is not None
+    assert again.job.clock.steps() == [1, 3]
+
+
+@pytest.mark.parametrize("sketch", [False, True])
+def test_counts_of_ids_without_a_row(tmp_path: Path, sketch: bool) -> None:
+    spec = count_filter(3, sketch=sketch)
+    shard = logged_shard(tmp_path / "log", spec)
+    client = FrameClient(shard)
+    for number in range(6):
+        ids = RNG.permutation(40)[:25]
+        counts = RNG.integers(1, 3, 25).astype(np.uint32)
+        block = push(spec, ids, grads(25, spec.dim), statistics={"counts": counts})
+        assert client.push(block).error is None
+        if number == 3:
+            write_checkpoint(shard)
+    check_equal(shard)
+
+
+def test_days_and_removed_rows(tmp_path: Path) -> None:
+    spec = ADAM
+    shard = logged_shard(tmp_path / "log", spec, SGD)
+    client = FrameClient(shard)
+    for step in range(1, 5):
+        client.push(push(spec, RNG.permutation(100)[:30], grads(30, 3), optimizer_step=step))
+        shard.commit([], [DayEnd(spec.table_id)])
+    before = shard.shrink([Criterion(UNSEEN_DAYS, 2), Criterion(MIN_NORM, 0.5)], tables=[spec.name])
+    assert before[spec.name].removals[0].num_removed > 0
+    client.push(push(spec, RNG.permutation(100)[:30], grads(30, 3), optimizer_step=6))
+    check_equal(shard)
+
+
+def test_a_push_that_found_no_memory_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    client = FrameClient(shard)
+    client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+
+    def refuse(self: TableStore, *arguments: Any) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableStore, "push", refuse)
+        assert code_of(client.push(push(SGD, ids_of(2), floats([1.0, 0.0])))) is not None
+    again = check_equal(shard)
+    assert again.ledger.applied(CLIENT) == 1
+    assert client.push(push(SGD, ids_of(3), floats([1.0, 0.0]))).error is None
+    check_equal(shard)
+
+
+def test_specs_and_clients_that_were_replaced(tmp_path: Path) -> None:
+    reads = TableSpec(name="sgd", dim=2, rule="read_only", initializer=constant(0.5))
+    shard = logged_shard(tmp_path / "log", reads)
+    shard.add_table(SGD, declared_by="worker 1")
+    shard.join(0, 2, b"0" * 16, None, begins_job=True)
+    shard.join(0, 2, b"1" * 16, None, begins_job=False)
+    again = check_equal(shard)
+    assert again.tables[SGD.table_id].declared_by == "worker 1"
+    assert code_of(FrameClient(again, b"0" * 16).push(push(SGD, ids_of(1), floats([1.0, 0.0])))) is not None
+    assert code_of(FrameClient(again, b"1" * 16).push(push(SGD, ids_of(1), floats([1.0, 0.0])))) is None
+
+
+def train(shard: Shard) -> None:
+    client = FrameClient(shard)
+    client.seq = shard.ledger.applied(CLIENT)
+    for step in range(1, 4):
+        ids = RNG.permutation(200)[:40]
+        client.push(push(ADAM, ids, grads(40, 3), optimizer_step=step))
+
+
+def test_a_checkpoint_replaces_what_is_before_it(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM, DENSE, segment_bytes=2048)
+    FrameClient(shard).ask(Op.ASSIGN, assign(DENSE, floats(*range(8))))
+    train(shard)
+    shard.commit([], [DayEnd(ADAM.table_id)])
+    train(shard)
+    write_checkpoint(shard)
+    assert len(LogReader(again_directory(shard)).paths) == 1
+    again = check_equal(shard)
+    train(again)
+    write_checkpoint(again)
+    train(again)
+    third = check_equal(again)
+    assert len(list(again_directory(third).glob("checkpoint-*"))) == 1
+
+
+def test_a_checkpoint_has_jobs_and_workers_that_left(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2)
+    for worker in workers:
+        worker.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    workers[0].ask(Op.LEAVE)
+    workers[1].push(push(SGD, ids_of(2), floats([1.0, 0.0])))
+    write_checkpoint(shard)
+    again = check_equal(shard)
+    assert again.tables[SGD.table_id].declared_by == "worker 0"
+
+
+@pytest.mark.guarantee("W3")
+def test_a_step_that_is_staged_at_a_checkpoint_is_sent_again(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2)
+    for worker in workers:
+        worker.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    second = push(SGD, ids_of(1), floats([2.0, 0.0]))
+    FrameClient(shard, workers[1].client_id).ask(Op.PUSH, second, push_seq=2, step=2)
+    write_checkpoint(shard)
+    again = recovered(shard)
+    for worker in workers:
+        other = Worker(again, worker.index, step=1)
+        other.seq = 1
+        assert code_of(other.push(second)) is None
+    assert again.complete_step == 2
+    assert FrameClient(again).rows(SGD, 1) == [[-2.5, 0.5]]
+
+
+def test_no_checkpoint_begins_inside_a_prepared_step(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD, DENSE)
+    workers = sync_workers(shard, 2)
+    for worker in workers:
+        worker.ask(Op.PREPARE, push(SGD, ids_of(1), floats([1.0, 0.0])))
+    assert shard.begin_checkpoint() is None
+    for worker in workers:
+        worker.ask(Op.COMMIT, factors(SGD, 1.0))
+    assert shard.begin_checkpoint() is not None
+
+
+def test_a_crash_between_cut_and_checkpoint_uses_the_old_one(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM)
+    train(shard)
+    write_checkpoint(shard)
+    train(shard)
+    assert shard.begin_checkpoint() is not None
+    train(shard)
+    check_equal(shard)
+
+
+def test_a_load_without_its_checkpoint_is_as_if_not_done(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM)
+    train(shard)
+    before = state_of(shard)
+    shard.swap_in(make_shard(ADAM))
+    again = recovered(shard)
+    assert state_of(again) == before
+    train(again)
+    check_equal(again)
+
+
+def test_a_load_with_its_checkpoint_is_done(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM)
+    train(shard)
+    shard.swap_in(make_shard(ADAM))
+    write_checkpoint(shard)
+    train(shard)
+    check_equal(shard)
+
+
+def test_a_log_of_another_job_is_set_aside(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM)
+    train(shard)
+    close(shard)
+    other = logged_shard(tmp_path / "log", job_id="another job")
+    assert list(other.tables) == []
+    assert len(list(tmp_path.glob("log.*"))) == 1
+
+
+def test_a_log_of_other_pservers_is_refused(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM)
+    train(shard)
+    close(shard)
+    other = make_shard()
+    other.cluster_id += 1
+    with pytest.raises(LogCorrupt) as caught:
+        start_log(other, tmp_path / "log", Settings(durability="log", job_id="a job"))
+    assert caught.value.path == str(tmp_path / "log")
+
+
+def test_a_job_id_and_a_path_are_needed() -> None:
+    for values in ({"job_id": ""}, {"log": "s3://bucket/log"}, {"root": "s3://bucket"}):
+        with pytest.raises(SettingError):
+            log_directory(Settings(**{"durability": "log", "job_id": "a job", **values}), 0, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.guarantee("W5")
+def test_replies_carry_the_newest_durable_push(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    client, plain = FrameClient(shard), StraightClient(shard, b"another client..")
+    floors = []
+    for each in (client, plain):
+        for _ in range(2):
+            floors.append(each.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).header.push_floor)
+        assert shard.log is not None
+        shard.log.writer.sync()
+        floors.append(each.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).header.push_floor)
+    assert floors == [0, 0, 2, 0, 0, 2]
+
+
+@pytest.mark.guarantee("W5")
+def test_with_sync_a_push_is_durable_before_its_ack(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD, durability="sync")
+    client = FrameClient(shard)
+    for seq in (1, 2):
+        assert client.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).header.push_floor == seq
+
+
+class FullDisk:
+    """A log whose disk is full for a while."""
+
+    def __init__(self, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert shard.log is not None
+        self.writer = shard.log.writer
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        self.now = 100.0
+        self.writer.full_since = 100.0
+
+
+@pytest.mark.guarantee("W6")
+def test_pushes_wait_for_room_and_pulls_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = logged_shard(tmp_path / "log", SGD, failover_s=300.0)
+    client = FrameClient(shard)
+    client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    disk = FullDisk(shard, monkeypatch)
+    disk.now = 399.0
+    waiting = client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    assert (waiting.header.op, waiting.header.push_seq) == (Op.WAIT, 1)
+    assert client.rows(SGD, 1) == [[-0.5, 0.5]]
+    disk.now = 401.0
+    assert code_of(client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))).name == "LOG_FULL"  # type: ignore[union-attr]
+    disk.writer.full_since = None
+    assert client.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).header.op is Op.ACK
+    assert client.rows(SGD, 1) == [[-1.5, 0.5]]
+
+
+# Against a dict
+
+IDS = st.integers(-20, 20)
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.lists(IDS, min_size=1, max_size=8, unique=True)),
+        st.tuples(st.just("plain"), st.lists(IDS, min_size=1, max_size=8, unique=True)),
+        st.tuples(st.sampled_from(["crash", "torn", "checkpoint", "again", "sync"]), st.just([])),
+    ),
+    max_size=25,
+)
+
+
+@pytest.mark.guarantee("W2")
+@settings(max_examples=40)
+@given(calls=CALLS)
+def test_shard_log_and_crashes_equal_a_dict(tmp_path_factory: pytest.TempPathFactory, calls: Any) -> None:
+    shard = logged_shard(tmp_path_factory.mktemp("log") / "log", SGD, segment_bytes=1024)
+    model: dict[int, float] = {}
+    seq = 0
+    for name, ids in calls:
+        if name in ("push", "plain"):
+            client = StraightClient(shard) if name == "plain" else FrameClient(shard)
+            client.seq = seq
+            assert client.push(push(SGD, ids_of(*ids), floats(*([1.0, 0.0] for _ in ids)))).error is None
+            seq = client.seq
+            model.update({id_: model.get(id_, 0.5) - 1.0 for id_ in ids})
+        elif name == "again" and seq:  # sent again: applied once
+            client = FrameClient(shard)
+            client.seq = seq - 1
+            client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+        elif name == "checkpoint":
+            write_checkpoint(shard)
+        elif name == "sync":
+            assert shard.log is not None
+            shard.log.writer.sync()
+        elif name in ("crash", "torn"):
+            before, shard = shard, crashed(shard, is_torn=name == "torn")
+            close(before)
+        rows = FrameClient(shard).rows(SGD, *model) if model else []
+        assert [row[0] for row in rows] == [*model.values()]
+        assert shard.ledger.applied(CLIENT) == seq
+    close(shard)
+
+
+def crashed(shard: Shard, *, is_torn: bool) -> Shard:
+    """Returns the shard after a crash, perhaps one while a record was written."""
+    assert shard.log is not None
+    source = shard.log.writer.directory
+    directory = source.with_name(f"{source.name}x")
+    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("next.fsl"))
+    if is_torn:
+        reader = LogReader(directory)
+        list(reader.records())
+        with reader.paths[-1].open("rb+") as file:
+            file.seek(reader.end)
+            file.write(b"FSLR and half of a record")
+    return logged_shard(directory, segment_bytes=1024)
+
+
+@pytest.mark.parametrize("lag", [None, 3])
+def test_a_mark_that_a_worker_skipped_to_survives_the_next_crash(tmp_path: Path, lag: int | None) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    (worker, _) = sync_workers(shard, 2, Mode(ASYNC, max_step_lag=lag))
+    worker.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    shard.resume_worker(0, worker.client_id, 5, 0 if lag is None else 5)
+    again = check_equal(shard)
+    assert again.ledger.applied(worker.client_id) == 5
+    assert again.job is None or again.job.clock.steps() == [5, 0]
+
+
+def test_a_mark_that_is_applied_is_not_appended_again(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    client = FrameClient(shard)
+    client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    assert shard.log is not None
+    newest = shard.log.writer.newest_lsn
+    shard.resume_worker(0, CLIENT, 1, 0)
+    assert shard.log.writer.newest_lsn == newest

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+
+from fleet_sparse.errors import ShardUnavailable
+from fleet_sparse.worker.control import progress_reporter
+from fleet_sparse.worker.control.progress_reporter import ProgressReporter
+from fleet_sparse.worker.modes.step import Progress
+
+WAIT_S = 10.0
+
+
+class FakeControl:
+    """Keeps reports; refuses the first one."""
+
+    def __init__(self) -> None:
+        self.reports: list[Progress] = []
+        self.reported = threading.Event()
+        self._is_first = True
+
+    def report_progress(self, progress: Progress) -> None:
+        if self._is_first:
+            self._is_first = False
+            raise ShardUnavailable("gone", shard=0, endpoint="here")
+        self.reports.append(progress)
+        self.reported.set()
+
+
+@pytest.fixture(autouse=True)
+def period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_reporter, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(progress_reporter, "_RETRY_S", 0.01)
+
+
+def test_changed_progress_is_reported_until_it_arrives() -> None:
+    control: Any = FakeControl()
+    progress = [Progress(0, None)]
+    reporter = ProgressReporter(control, lambda: progress[-1], 1, lambda: nullcontext(0.0))
+    progress.append(Progress(3, "{}"))
+    assert control.reported.wait(WAIT_S)
+    reporter.stop()
+    reporter.join()
+    assert control.reports == [Progress(3, "{}")]
+
+
+def test_reported_progress_is_that_of_the_uploaded_values() -> None:
+    control: Any = FakeControl()
+    progress = [Progress(0, None)]
+
+    @contextmanager
+    def uploaded() -> Iterator[float]:
+        progress[0] = Progress(7, "{}")
+        yield 0.0
+        progress[0] = Progress(8, "{}")
+
+    reporter = ProgressReporter(control, lambda: progress[0], 1, uploaded)
+    progress[0] = Progress(6, "{}")
+    assert control.reported.wait(WAIT_S)
+    reporter.stop()
+    reporter.join()
+    assert set(control.reports) == {Progress(7, "{}")}
+
+
+def test_uploads_take_a_thousandth_of_the_time() -> None:
+    control: Any = FakeControl()
+    uploads: list[float] = []
+    done = threading.Event()
+
+    @contextmanager
+    def uploaded() -> Iterator[float]:
+        uploads.append(time.monotonic())
+        if len(uploads) == 4:
+            done.set()
+        yield 0.0002
+
+    reporter = ProgressReporter(control, lambda: Progress(time.monotonic_ns(), None), 1, uploaded)
+    assert done.wait(WAIT_S)
+    reporter.stop()
+    reporter.join()
+    assert uploads[3] - uploads[1] >= 2 * 0.2  # the first report was refused
