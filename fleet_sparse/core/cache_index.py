@@ -29,6 +29,8 @@ SLOT_BYTES = 4
 """Bytes of a slot besides its cells."""
 
 _LEAST_CELLS, _COUNTERS_PER_ROW, _EPOCHS = 16, 8, 16
+INDEX_BYTES_PER_ROW = 3 * CELL_BYTES + SLOT_BYTES + _COUNTERS_PER_ROW
+"""Bytes of a slot of a large index, at most: up to three cells, and counters of the sketch."""
 _LINE_WORDS = LINE_BYTES // 8
 
 

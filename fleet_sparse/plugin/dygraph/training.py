@@ -30,6 +30,7 @@ from fleet_sparse.worker.rows.row_batch import RowBatch
 from ..active_session import active
 from ..catalog import READ_ONLY
 from ..optimizer_config import OptimizerConfig, check_lazy, check_trust_ratio, read_optimizer
+from ..row_cache import check_row_cache
 from ..session import Session
 from ..static.accumulators import accumulators_of, has_accumulators
 from ..static.dense_parameters import (
@@ -199,7 +200,9 @@ class DygraphTraining:
                 "learning rates and regularizers as ParamAttr"
             )
         config = read_optimizer(optimizer, has_parameters=True)
-        read = read_strategy(strategy, self._session.settings.dense_grads_dtype)
+        settings = self._session.settings
+        read = read_strategy(strategy, settings.dense_grads_dtype)
+        read = with_row_cache(read, config, num_workers, settings.rows_dtype)
         if read.examples_input is not None:
             raise PlanError(
                 "PserverStrategy.examples_input: dygraph has no named inputs. Leave it out, and call "
@@ -212,6 +215,7 @@ class DygraphTraining:
         check_geo(read.mode, config)
         optimizer.clear_gradients = optimizer.clear_grad  # Paddle's constructor bound one that knows no tables
         self._session.catalog.declare_accessors(read.accessors)
+        self._session.catalog.declare_row_cache(read.row_cache)
         self._fleet = fleet
         self._session.note_minimized()
 

@@ -26,6 +26,7 @@ from fleet_sparse.worker.net.requests import max_dense_values
 from ..catalog import READ_ONLY
 from ..optimizer_config import OptimizerConfig, check_lazy, check_trust_ratio, read_optimizer
 from ..paddle_support import check_flags
+from ..row_cache import check_row_cache
 from ..session import Session
 from ..strategy import StrategyConfig, read_strategy
 from . import op_callbacks, programs
@@ -79,6 +80,7 @@ def minimize(
     if strategy_config.dump[0]:
         options_of(program).update(zip(("dump_fields", "dump_fields_path"), strategy_config.dump, strict=True))
     config = read_optimizer(optimizer)
+    strategy_config = with_row_cache(strategy_config, config, num_workers, session.settings.rows_dtype)
     layers = tables_of(program, startup_program, session.catalog.layers, strategy_config.dense_embeddings)
     plan = plan_training(scan(program, layers))
     examples = _batch_inputs(loss, strategy_config)
@@ -143,6 +145,7 @@ def _declare(
 ) -> None:
     """Declares the mode of the job and the tables of a program."""
     session.catalog.declare_mode(strategy_config.mode)
+    session.catalog.declare_row_cache(strategy_config.row_cache)
     session.catalog.declare_accessors(strategy_config.accessors)
     if strategy_config.refuse_ids_past_size:
         for table in plan.tables:

@@ -23,6 +23,8 @@ from ..net.table_client import TableCall, TableClient
 from ..rows.deduplicator import Deduplicator
 from ..rows.early_rows import EarlyRows
 from ..rows.row_batch import RowBatch
+from ..rows.row_caches import RowCaches
+from ..rows.row_exchange import RowChange
 from ..rows.row_source import DirectRows, RowSource
 from .step import Progress, QuiescePoint, RowsClip, StepClip, check_finite
 
@@ -38,6 +40,7 @@ class PserverTraining:
         mode: Mode of the job; not geo.
         num_workers: Number of workers of the job.
         rows: Source of the rows; the client itself if left out.
+        caches: This worker's caches of rows; None for none.
     """
 
     def __init__(
@@ -47,9 +50,11 @@ class PserverTraining:
         mode: Mode,
         num_workers: int,
         rows: RowSource | None = None,
+        caches: RowCaches | None = None,
     ) -> None:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._rows = DirectRows(client) if rows is None else rows
+        self._caches = caches
         self._deduplicator = deduplicator
         self._counts_steps = mode.is_step_synchronized
         self._dense_dtype = RowDtype[mode.dense_grads_dtype.upper()]
@@ -72,6 +77,8 @@ class PserverTraining:
         with self._stepping if are_replaced else nullcontext(), self._lock:
             if are_replaced:
                 self._rows.clear()
+                if self._caches is not None:
+                    self._caches.clear()
                 self._num_updates.clear()
             for state in states:
                 self._num_updates[state.name] = max(self._num_updates.get(state.name, 0), state.optimizer_step)
@@ -79,16 +86,19 @@ class PserverTraining:
     def pull(self, batches: Sequence[RowBatch]) -> None:
         """As `Training`."""
         step = self._next_step() if self._counts_steps else 0
-        self._rows.pull(batches, step=step)
+        read = self._rows.pull if self._caches is None else self._caches.read
+        read(batches, step=step)
         if step > 1:
             self._note_complete(step - 1)
 
     def prefetch(
         self, batches: Sequence[RowBatch], early: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
-        """As `Training`."""
+        """As `Training`. With a row cache no row is pulled early."""
+        if self._caches is not None:
+            coming = None
         is_looked_ahead = self._early is not None or coming is not None
-        source = self._begin_step(early, coming) if is_looked_ahead else self._rows
+        source = self._begin_step(early, coming) if is_looked_ahead else self._caches or self._rows
         step = self._next_step() if self._counts_steps else 0
         source.pull(batches, step=step)
         if step > 1:
@@ -135,10 +145,12 @@ class PserverTraining:
         position: str | None = "",
         *,
         rows_clip: RowsClip | None = None,
+        flushes: bool = False,
     ) -> None:
         """As `Training`; waits for the new dense values, if there are any. A `position` of None leaves it as it is.
 
-        A `rows_clip` takes the place of `clip` in a step whose dense gradients the workers merge.
+        A `rows_clip` takes the place of `clip` in a step whose dense gradients the workers merge. With `flushes`, which
+        is for a step without rows, all updates that the row caches hold are sent.
 
         Ctrl-C does not divide it: a step that was sent counts, and the second phase of a clipped one follows the first.
 
@@ -155,8 +167,8 @@ class PserverTraining:
             )
         if clip is not None and not self._is_merged:
             rows, dense = clip.clipped(rows, dense)
-        if self._is_single_worker and dense:
-            check_finite(rows, dense)
+        if (self._is_single_worker and dense) or self._caches is not None:
+            check_finite(rows, dense if self._is_single_worker else ())
         with self._stepping:
             if self._is_left:
                 raise FleetSparseError(
@@ -174,13 +186,15 @@ class PserverTraining:
             for spec, unique, grads, learning_rate, _, statistics in rows:
                 batches.append(RowBatch(spec, unique, grads, learning_rate, counts.get(spec.name, 0) + 1, statistics))
             merged_clip = rows_clip or (clip if self._is_merged else None)
-            with DeferredInterrupt(_ignore):
+            with DeferredInterrupt(_ignore), self._through_caches(batches, flushes=flushes) as (pushes, changes):
                 if merged_clip is not None:
                     tables = [batch.spec for batch in batches] if rows_clip is None else rows_clip.tables
-                    pending = self._two_phases(merged_clip, tables, batches, updates, late or (), num_examples, step)
+                    pending = self._two_phases(merged_clip, tables, pushes, updates, late or (), num_examples, step)
                 else:
                     weight = num_examples if self._is_merged else 1.0
-                    pending = self._client.start_update(batches, updates, late, weight=weight, step=step)
+                    pending = self._client.start_update(
+                        pushes, updates, late, weight=weight, step=step, changes=changes
+                    )
                 self._count_step(batches, updates, position)
                 self._rows.note_pushed(batches)
         waits = merged_clip is not None or not pending.wants_answers
@@ -192,6 +206,31 @@ class PserverTraining:
                 self._note_complete(step)
         if early is not None:
             early.push(pending)  # not before: rows that arrived with an answer that failed are missing
+
+    @contextmanager
+    def _through_caches(
+        self, batches: list[RowBatch], *, flushes: bool
+    ) -> Iterator[tuple[Sequence[RowBatch], Sequence[RowChange]]]:
+        """Yields the gradients and the changes of rows that a step pushes."""
+        if self._caches is None:
+            yield batches, ()
+        elif flushes:
+            with self._caches.flushed(self._num_updates) as changes:
+                yield batches, changes
+        else:
+            with self._caches.trained(batches) as (pushes, changes):
+                yield pushes, changes
+
+    def _flush_caches(self) -> None:
+        """Sends what the row caches hold, where no step is counted; with `_stepping` held."""
+        if self._caches is None or not self._caches.has_held():
+            return
+        step = self._next_step() if self._counts_steps else 0
+        with DeferredInterrupt(_ignore), self._caches.flushed(self._num_updates) as changes:
+            pending = self._client.start_update([], [], step=step, changes=changes)
+            with self._lock:
+                self._step += 1
+        pending.wait()
 
     def skip(
         self,
@@ -239,12 +278,12 @@ class PserverTraining:
         counts = [len(spec.segments) if isinstance(spec, DenseSpec) else 1 for spec in specs]
         sums = {spec.table_id: np.zeros(count) for spec, count in zip(specs, counts, strict=True)}
         answers = sorted(prepared.wait(), key=lambda answer: answer.shard)
-        for _, block in answers:
+        for _, block, _ in answers:
             if block.table_id in sums and block.rows is not None:
                 sums[block.table_id] += np.ascontiguousarray(block.rows).view(np.float64).reshape(-1)
         factors = clip.factors(np.concatenate([np.empty(0), *sums.values()]))
         of_specs = zip(specs, np.split(factors, np.cumsum(counts)[:-1]), strict=False)  # one part without specs
-        in_step = {block.table_id for _, block in answers}  # a worker without rows has the tables of the others
+        in_step = {block.table_id for _, block, _ in answers}  # a worker without rows has the tables of the others
         of_step = [(spec, each) for spec, each in of_specs if spec.table_id in in_step]
         return self._client.start_commit(of_step, dense, late, step=step)
 
@@ -298,6 +337,8 @@ class PserverTraining:
             yield QuiescePoint(passed, holds_back=False)
             return
         with self._stepping:
+            if self._caches is not None and not (self._is_merged or self._caches.has_failures):
+                self._flush_caches()
             self._client.reach(timeout_s)
             yield QuiescePoint(self._last_steps()[-1:], holds_back=True)
 
@@ -309,7 +350,17 @@ class PserverTraining:
             return passed
 
     def drain(self, *, leaves: bool = False) -> None:
-        """As `Training`; in a job that does not count steps there is no step group to leave."""
+        """As `Training`; in a job that does not count steps there is no step group to leave.
+
+        What row caches hold is sent. In sync training with several workers it is a step of its own, made only before
+        this worker leaves the step group.
+        """
+        if self._caches is not None:
+            if not self._is_merged:
+                with self._stepping:
+                    self._flush_caches()
+            elif leaves and self._caches.has_held():
+                self.update((), (), 0.0, None, None, flushes=True)
         self._client.flush()
         with self._lock:
             early, self._early = self._early, None  # the others may continue before this worker rejoins
@@ -320,6 +371,8 @@ class PserverTraining:
             step = self._client.leave()
             with self._lock:
                 self._step, self._complete, self._is_left = step, step, False
+        if leaves and self._caches is not None:
+            self._caches.clear()  # rows may be loaded or removed before this worker continues
 
     def close(self) -> None:
         """As `Training`."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.bounds import UNBOUNDED
-from fleet_sparse.core.cache_index import MAX_LEASE_STEPS, CacheIndex, Entries
+from fleet_sparse.core.cache_index import INDEX_BYTES_PER_ROW, MAX_LEASE_STEPS, CacheIndex, Entries
 from fleet_sparse.core.cache_policies import AGED_LFU, ESTIMATE, Admission, CachePolicy
 from fleet_sparse.core.kernels_changes import subtract_base_states
 from fleet_sparse.core.kernels_copies import (
@@ -29,6 +29,7 @@ from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, 
 from fleet_sparse.core.table_spec import TableSpec
 
 _NOWHERE = np.empty(0, np.int64)
+_BYTES_OF_COUNTS = 16  # of a copy: what is known and held, of its row and of its states
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -179,6 +180,14 @@ class CachedTable:
         self._step = 0
         self._decay = np.array(spec.decay, np.float32)
 
+    @staticmethod
+    def bytes_per_row(spec: TableSpec, job: CacheJob) -> int:
+        """Returns the memory in bytes of a copy, at most."""
+        rule = spec.update_rule
+        may_hold = job.max_held != 0 and job.num_workers > 1 and rule.merge is not None
+        num_floats = spec.dim * (1 + rule.num_states) * (2 if may_hold else 1)
+        return INDEX_BYTES_PER_ROW + _BYTES_OF_COUNTS + 4 * num_floats
+
     @property
     def num_rows(self) -> int:
         """Number of copies."""
@@ -218,6 +227,15 @@ class CachedTable:
             versions[(slots >= 0) & (ages > 0) & are_states_old(versions, ages)] = NO_VERSION
         self._count(read=len(ids), hit=len(ids) - len(uses.missing), asked=len(uses.unleased), entered=len(entering))
         return Plan(ids, uses.slots, plain, asked, versions, entering, entries, step, self._number)
+
+    def unplanned(self, ids: Ids) -> tuple[Plan, Arrived]:
+        """Returns a plan, for `apply`, of distinct ids `(k,)` that were read in another way: no row enters."""
+        none = np.empty(0, np.uint32)
+        slots = self._index.find(ids)
+        entries = Entries(_NOWHERE, _NOWHERE, _NOWHERE)
+        plan = Plan(ids, slots, np.flatnonzero(slots < 0), _NOWHERE, none, _NOWHERE, entries, self._step, self._number)
+        num_states, dim = self._rule.num_states, self._dim
+        return plan, Arrived(np.empty((0, dim), np.float32), np.empty((0, num_states, dim), np.float32), none)
 
     def take(self, plan: Plan, answer: Answer, out: Floats) -> Arrived:
         """Refreshes copies and writes the rows of all ids but the plain ones.
