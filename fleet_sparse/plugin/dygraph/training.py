@@ -30,7 +30,6 @@ from fleet_sparse.worker.rows.row_batch import RowBatch
 from ..active_session import active
 from ..catalog import READ_ONLY
 from ..optimizer_config import OptimizerConfig, check_lazy, check_trust_ratio, read_optimizer
-from ..row_cache import check_row_cache
 from ..session import Session
 from ..static.accumulators import accumulators_of, has_accumulators
 from ..static.dense_parameters import (
@@ -43,7 +42,7 @@ from ..static.dense_parameters import (
 )
 from ..static.minimize import check_geo, check_reduced
 from ..static.op_callbacks import statistics_of_ids
-from ..strategy import StrategyConfig, read_strategy
+from ..strategy import StrategyConfig, read_strategy, with_row_cache
 from .gradients import RowGradient, StepGradients, summed
 from .scope import ParameterScope
 

@@ -26,9 +26,8 @@ from fleet_sparse.worker.net.requests import max_dense_values
 from ..catalog import READ_ONLY
 from ..optimizer_config import OptimizerConfig, check_lazy, check_trust_ratio, read_optimizer
 from ..paddle_support import check_flags
-from ..row_cache import check_row_cache
 from ..session import Session
-from ..strategy import StrategyConfig, read_strategy
+from ..strategy import StrategyConfig, read_strategy, with_row_cache
 from . import op_callbacks, programs
 from .accumulators import accumulators_of, has_accumulators
 from .added_gradients import summaries_of, with_added
@@ -76,11 +75,12 @@ def minimize(
     program = loss.block.program
     startup_program = startup_program or paddle.static.default_startup_program()
     check_flags()
-    strategy_config = read_strategy(strategy, session.settings.dense_grads_dtype)
+    config, settings = read_optimizer(optimizer), session.settings
+    strategy_config = with_row_cache(
+        read_strategy(strategy, settings.dense_grads_dtype), config, num_workers, settings.rows_dtype
+    )
     if strategy_config.dump[0]:
         options_of(program).update(zip(("dump_fields", "dump_fields_path"), strategy_config.dump, strict=True))
-    config = read_optimizer(optimizer)
-    strategy_config = with_row_cache(strategy_config, config, num_workers, session.settings.rows_dtype)
     layers = tables_of(program, startup_program, session.catalog.layers, strategy_config.dense_embeddings)
     plan = plan_training(scan(program, layers))
     examples = _batch_inputs(loss, strategy_config)

@@ -245,7 +245,10 @@ class AllReduceTraining:
     ) -> None:
         """One step of this worker, on the shards and then among the workers; it leaves if `grads` is None."""
         if self._program.clip is None:
-            self._rows.update(rows, (), weight, None, position, flushes=grads is None)
+            if grads is None:
+                self._rows.send_held()
+            else:
+                self._rows.update(rows, (), weight, None, position)
             self._rows.pull(())  # answered when the step is complete
             self._merge(grads, weight)
             return

@@ -24,7 +24,6 @@ from ..rows.deduplicator import Deduplicator
 from ..rows.early_rows import EarlyRows
 from ..rows.row_batch import RowBatch
 from ..rows.row_caches import RowCaches
-from ..rows.row_exchange import RowChange
 from ..rows.row_source import DirectRows, RowSource
 from .step import Progress, QuiescePoint, RowsClip, StepClip, check_finite
 
@@ -55,6 +54,7 @@ class PserverTraining:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._rows = DirectRows(client) if rows is None else rows
         self._caches = caches
+        self._sender = client if caches is None else caches
         self._deduplicator = deduplicator
         self._counts_steps = mode.is_step_synchronized
         self._dense_dtype = RowDtype[mode.dense_grads_dtype.upper()]
@@ -145,12 +145,10 @@ class PserverTraining:
         position: str | None = "",
         *,
         rows_clip: RowsClip | None = None,
-        flushes: bool = False,
     ) -> None:
         """As `Training`; waits for the new dense values, if there are any. A `position` of None leaves it as it is.
 
-        A `rows_clip` takes the place of `clip` in a step whose dense gradients the workers merge. With `flushes`, which
-        is for a step without rows, all updates that the row caches hold are sent.
+        A `rows_clip` takes the place of `clip` in a step whose dense gradients the workers merge.
 
         Ctrl-C does not divide it: a step that was sent counts, and the second phase of a clipped one follows the first.
 
@@ -186,15 +184,13 @@ class PserverTraining:
             for spec, unique, grads, learning_rate, _, statistics in rows:
                 batches.append(RowBatch(spec, unique, grads, learning_rate, counts.get(spec.name, 0) + 1, statistics))
             merged_clip = rows_clip or (clip if self._is_merged else None)
-            with DeferredInterrupt(_ignore), self._through_caches(batches, flushes=flushes) as (pushes, changes):
+            with DeferredInterrupt(_ignore):
                 if merged_clip is not None:
                     tables = [batch.spec for batch in batches] if rows_clip is None else rows_clip.tables
-                    pending = self._two_phases(merged_clip, tables, pushes, updates, late or (), num_examples, step)
+                    pending = self._two_phases(merged_clip, tables, batches, updates, late or (), num_examples, step)
                 else:
                     weight = num_examples if self._is_merged else 1.0
-                    pending = self._client.start_update(
-                        pushes, updates, late, weight=weight, step=step, changes=changes
-                    )
+                    pending = self._sender.start_update(batches, updates, late, weight=weight, step=step)
                 self._count_step(batches, updates, position)
                 self._rows.note_pushed(batches)
         waits = merged_clip is not None or not pending.wants_answers
@@ -207,29 +203,25 @@ class PserverTraining:
         if early is not None:
             early.push(pending)  # not before: rows that arrived with an answer that failed are missing
 
-    @contextmanager
-    def _through_caches(
-        self, batches: list[RowBatch], *, flushes: bool
-    ) -> Iterator[tuple[Sequence[RowBatch], Sequence[RowChange]]]:
-        """Yields the gradients and the changes of rows that a step pushes."""
+    def send_held(self) -> None:
+        """Makes a step without gradients, in which all updates that row caches hold are sent. Raises as `update`."""
         if self._caches is None:
-            yield batches, ()
-        elif flushes:
-            with self._caches.flushed(self._num_updates) as changes:
-                yield batches, changes
-        else:
-            with self._caches.trained(batches) as (pushes, changes):
-                yield pushes, changes
-
-    def _flush_caches(self) -> None:
-        """Sends what the row caches hold, where no step is counted; with `_stepping` held."""
-        if self._caches is None or not self._caches.has_held():
+            self.update((), (), 0.0, None, None)
             return
+        with self._stepping:
+            if self._is_merged and self._complete < self._next_step() - 1:
+                self._client.pull([], step=self._next_step())  # as in `update`
+            self._flush_caches(self._caches)
+
+    def _flush_caches(self, caches: RowCaches) -> None:
+        """Sends what row caches hold, as a push of its own; with `_stepping` held."""
         step = self._next_step() if self._counts_steps else 0
-        with DeferredInterrupt(_ignore), self._caches.flushed(self._num_updates) as changes:
-            pending = self._client.start_update([], [], step=step, changes=changes)
+        with DeferredInterrupt(_ignore):
+            pending = caches.start_flush(self._num_updates, step=step)
             with self._lock:
                 self._step += 1
+                if self._is_merged:  # the steps are the job's
+                    self._passed.append(Progress(self._step, self._passed[-1].position))
         pending.wait()
 
     def skip(
@@ -273,7 +265,7 @@ class PserverTraining:
         step: int,
     ) -> TableCall:
         """Sends a step that the shards clip: the norms of its merged gradients first, then their factors."""
-        prepared = self._client.start_prepare(rows, dense, weight=weight, step=step)
+        prepared = self._sender.start_prepare(rows, dense, weight=weight, step=step)
         specs: list[TableSpec | DenseSpec] = [*tables, *(update.spec for update in dense)]
         counts = [len(spec.segments) if isinstance(spec, DenseSpec) else 1 for spec in specs]
         sums = {spec.table_id: np.zeros(count) for spec, count in zip(specs, counts, strict=True)}
@@ -337,8 +329,8 @@ class PserverTraining:
             yield QuiescePoint(passed, holds_back=False)
             return
         with self._stepping:
-            if self._caches is not None and not (self._is_merged or self._caches.has_failures):
-                self._flush_caches()
+            if self._caches is not None and not self._is_merged and self._caches.can_flush():
+                self._flush_caches(self._caches)
             self._client.reach(timeout_s)
             yield QuiescePoint(self._last_steps()[-1:], holds_back=True)
 
@@ -355,12 +347,8 @@ class PserverTraining:
         What row caches hold is sent. In sync training with several workers it is a step of its own, made only before
         this worker leaves the step group.
         """
-        if self._caches is not None:
-            if not self._is_merged:
-                with self._stepping:
-                    self._flush_caches()
-            elif leaves and self._caches.has_held():
-                self.update((), (), 0.0, None, None, flushes=True)
+        if self._caches is not None and (leaves or not self._is_merged) and self._caches.num_held:
+            self.send_held()
         self._client.flush()
         with self._lock:
             early, self._early = self._early, None  # the others may continue before this worker rejoins

@@ -16,7 +16,8 @@ from fleet_sparse.core.rules.momentum import momentum
 from fleet_sparse.core.rules.sgd import sgd
 from fleet_sparse.core.table_spec import TableSpec
 
-from ..net.table_client import ExtraBlock, TableClient
+from ..net.requests import DenseUpdate
+from ..net.table_client import ExtraBlock, TableCall, TableClient
 from .cached_table import Arrived, CachedTable, CacheJob, Changes, Counters, Outgoing, Plan
 from .deduplicator import Deduplicator, UniqueIds
 from .row_batch import RowBatch
@@ -27,8 +28,6 @@ _log = logging.getLogger(__name__)
 _MAX_READS = 64  # reads that may wait for their update: of threads that train, and of runs that failed
 _ID_BYTES, _FLOAT_BYTES, _VERSION_BYTES, _COUNT_BYTES, _SLACK_BYTES = 8, 4, 4, 4, 1
 _LINEAR_RULES = (sgd.name, momentum.name)  # with them the mean of changes is what the mean of gradients gives
-
-NumUpdates = Mapping[str, int]
 
 
 class CacheStats(NamedTuple):
@@ -142,17 +141,78 @@ class RowCaches:
                 if table is not None:
                     table.add_held(batch.unique.ids, batch.values)
 
-    @contextmanager
-    def trained(self, batches: Sequence[RowBatch]) -> Iterator[tuple[list[RowBatch], list[RowChange]]]:
-        """Trains the copies of a step.
+    def start_update(
+        self,
+        batches: Sequence[RowBatch],
+        dense: Sequence[DenseUpdate],
+        pulls: Sequence[RowBatch] | None = None,
+        *,
+        weight: float = 1.0,
+        step: int = 0,
+    ) -> TableCall:
+        """Trains the copies of a step and sends what is due of it, as `TableClient.start_update`.
 
-        Yields:
-            The gradients to push, and changes of rows. If the block ends well, they count as sent; otherwise the caches
-            hold them.
+        Gradients should be finite. If it raises, the caches hold the updates of their rows.
+        """
+        with self._trained(batches) as (pushes, changes):
+            return self._client.start_update(pushes, dense, pulls, weight=weight, step=step, changes=changes)
+
+    def start_prepare(
+        self, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate], *, weight: float, step: int
+    ) -> TableCall:
+        """As `TableClient.start_prepare`, of a job in which no updates are held back."""
+        with self._trained(batches) as (pushes, changes):
+            assert not changes, "no updates are held back"
+            return self._client.start_prepare(pushes, dense, weight=weight, step=step)
+
+    def start_flush(self, num_updates: Mapping[str, int], *, step: int = 0) -> TableCall:
+        """Sends all updates that the caches hold. Raises as `TableClient.start_update`; they are held then.
 
         Args:
-            batches: Finite gradients of distinct tables.
+            num_updates: By table, number of updates of this worker: the rule's t.
+            step: As of `TableClient.start_update`.
         """
+        changes, sent = [], []
+        with self._lock:
+            self._note_failures()
+            for name, table in (self._tables or {}).items():
+                outgoing = table.flush()
+                changes += self._changes(table, outgoing, num_updates.get(name, 0))
+                self._count_update(table, 0, outgoing)
+                sent.append((table, outgoing))
+            call = self._client.start_update([], [], step=step, changes=changes)
+            for table, outgoing in sent:
+                table.sent(outgoing)
+        return call
+
+    @property
+    def num_held(self) -> int:
+        """Number of rows with updates that the pservers do not have."""
+        with self._lock:
+            return sum(table.num_held for table in (self._tables or {}).values())
+
+    def can_flush(self) -> bool:
+        """Returns whether updates are held, and no push failed whose error a step has to raise first."""
+        return self._noted[0] == self._client.num_failed_pushes and self.num_held > 0
+
+    def clear(self) -> None:
+        """Forgets all copies and what they hold: the tables on the pservers were replaced."""
+        with self._lock:
+            self._reads.clear()
+            for table in (self._tables or {}).values():
+                table.forget()
+
+    def stats(self) -> dict[str, CacheStats]:
+        """Returns what the caches hold and did, by table."""
+        with self._lock:
+            return {
+                name: CacheStats(table.num_rows, table.num_bytes, table.num_held, table.counters, self._saved[name])
+                for name, table in (self._tables or {}).items()
+            }
+
+    @contextmanager
+    def _trained(self, batches: Sequence[RowBatch]) -> Iterator[tuple[list[RowBatch], list[RowChange]]]:
+        """Yields the gradients and changes that a step pushes. If the block ends well, they count as sent."""
         pushes, changes, sent = [], [], []
         with self._lock:
             for batch in batches:
@@ -171,53 +231,6 @@ class RowCaches:
             yield pushes, changes
             for table, outgoing in sent:
                 table.sent(outgoing)
-
-    @contextmanager
-    def flushed(self, num_updates: NumUpdates) -> Iterator[list[RowChange]]:
-        """Ends what the caches hold.
-
-        Yields:
-            The changes to push, as `trained`.
-
-        Args:
-            num_updates: By table, number of updates of this worker: the rule's t.
-        """
-        changes, sent = [], []
-        with self._lock:
-            self._note_failures()
-            for name, table in (self._tables or {}).items():
-                outgoing = table.flush()
-                changes += self._changes(table, outgoing, num_updates.get(name, 0))
-                self._count_update(table, 0, outgoing)
-                sent.append((table, outgoing))
-            yield changes
-            for table, outgoing in sent:
-                table.sent(outgoing)
-
-    @property
-    def has_failures(self) -> bool:
-        """True if a push failed since the last step: which updates the pservers have is not known."""
-        return self._noted[0] != self._client.num_failed_pushes
-
-    def has_held(self) -> bool:
-        """Returns whether there are updates that the pservers do not have."""
-        with self._lock:
-            return any(table.num_held for table in (self._tables or {}).values())
-
-    def clear(self) -> None:
-        """Forgets all copies and what they hold: the tables on the pservers were replaced."""
-        with self._lock:
-            self._reads.clear()
-            for table in (self._tables or {}).values():
-                table.forget()
-
-    def stats(self) -> dict[str, CacheStats]:
-        """Returns what the caches hold and did, by table."""
-        with self._lock:
-            return {
-                name: CacheStats(table.num_rows, table.num_bytes, table.num_held, table.counters, self._saved[name])
-                for name, table in (self._tables or {}).items()
-            }
 
     # With the lock held
 
