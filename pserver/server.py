@@ -272,6 +272,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         huge_pages=settings.huge_pages,
         row_limits=RowLimits(settings.max_rows, settings.max_bytes),
         only_registered=True,
+        max_reply_bytes=settings.max_frame_bytes,
     )
     if settings.durability in LOGGED:
         of_log = settings if settings.job_id else dataclasses.replace(settings, job_id=options.log_job_id)

@@ -15,12 +15,14 @@ from fleet_sparse.errors import LogCorrupt
 from fleet_sparse.wire.frame_format import (
     BLOCK,
     BLOCK_BYTES,
+    COPY_COLUMNS,
     IDS,
     ROWS,
     STATISTICS_BYTES,
     STATISTICS_COLUMNS,
     Block,
     Buffer,
+    Column,
 )
 from fleet_sparse.wire.row_dtype import RowDtype
 
@@ -35,6 +37,7 @@ NEXT_SEGMENT: Final = "next.fsl"
 _CHECKSUM_BYTES = 8
 _NO_CHECKSUM = bytes(_CHECKSUM_BYTES)
 _ID_BYTES, _FLOAT_BYTES = 8, 4
+_MAX_STATES = 1 << 16
 _SEGMENT_NAME = re.compile(r"\d{20}\.fsl")
 
 
@@ -200,12 +203,17 @@ def padded(part: Buffer) -> list[Buffer]:
 def column_sizes(table: memoryview) -> list[int]:
     """Returns the length of each column of a block table, in order, without padding."""
     sizes = []
-    for _, _, dtype, mask, _, count, dim, *_ in BLOCK.iter_unpack(table):
+    for _, _, dtype, mask, _, count, dim, _, _, _, gradient_scale, _ in BLOCK.iter_unpack(table):
         if mask & IDS:
             sizes.append(_ID_BYTES * count)
         if mask & ROWS:
             sizes.append(count * dim * (_FLOAT_BYTES if dtype == RowDtype.FLOAT32 else 0))
         sizes += [STATISTICS_BYTES * count for column in STATISTICS_COLUMNS.values() if mask & column.bit]
+        if mask & Column.VERSIONS:
+            sizes.append(COPY_COLUMNS["versions"].dtype.itemsize * count)
+        if mask & Column.STATES:
+            num_states = int(gradient_scale) if 0 <= gradient_scale <= _MAX_STATES else 0
+            sizes.append(_FLOAT_BYTES * count * num_states * dim)
     return sizes
 
 

@@ -196,6 +196,12 @@ class TableStore:
             states[present] = found.reshape(-1, *states.shape[1:])
         return states
 
+    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the rows `(n, dim)` of ids `(n,)`, as `pull`."""
+        rows = np.empty((len(ids), self._dim), np.float32)
+        self.pull(ids, rows)
+        return rows
+
     def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns for each of the ids `(n,)` whether it has a row.
 
@@ -297,6 +303,14 @@ class TableStore:
             self._clocks, self._bound = RowClocks(self.num_rows, self._max_rows, huge_pages=self._huge_pages), bound
             self._memories.append(self._clocks.memory)
             self._max_rows = min(self._max_rows, self._clocks.max_rows)
+            self._on_moved()
+
+    def drop_clocks(self) -> None:
+        """Frees the clocks of the rows, if there are some."""
+        if self._clocks is not None:
+            self._memories.remove(self._clocks.memory)
+            self._clocks.close()
+            self._clocks = self._bound = None
             self._on_moved()
 
     def clocks(self, ids: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -473,23 +487,30 @@ class TableStore:
         self._note_push(row_indices)
         return self._allocated[name].bytes
 
-    def set_rows(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        """Sets rows and keeps their states; an id without a row gets one with the rule's initial state.
+    def set_rows(
+        self, ids: NDArray[np.int64], rows: NDArray[np.float32], states: NDArray[np.float32] | None = None
+    ) -> None:
+        """Sets rows. An id without a row gets one first. Clocks do not count it.
 
         For snapshots and the other columns it is a push.
 
         Args:
             ids: `(n,)`. For an id that occurs twice, the last row counts.
             rows: `(n, dim)`.
+            states: `(n, num_states, dim)`; None keeps those of each row.
 
         Raises:
             ValueError, MemoryError: As `load`.
         """
         ids = self._checked_ids(ids)
         rows = self._checked("rows", rows, len(ids), self._dim)
+        if states is not None:
+            states = self._checked("states", states, len(ids), self._rule.num_states, self._dim)
         row_indices, _ = self._find_or_create(ids)
         self._note_push(row_indices)
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
+        if states is not None:
+            scatter(self._states, self._state_stride, self._state_offset, row_indices, self._state_width, states)
         if self.spec.has_show_click:
             self._write_show_click(row_indices)
 

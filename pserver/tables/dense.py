@@ -30,7 +30,8 @@ from fleet_sparse.wire.row_dtype import FrameRows, RowDtype, copy_from_frame
 
 from ..refusal import Refusal
 from .checks import check_finite, check_learning_rate, scaled_gradients
-from .mutations import Assignment, Average, Push, Replacement
+from .mutations import Assignment, Average, Change, CopyMutation, Push, Replacement, RowAssignment
+from .row_asks import CacheTerms, RowAnswer
 from .table import OnChanged, Part, Post, TableContext, TableRemoval
 
 _FIRST_ROW = np.zeros(1, np.int64)
@@ -338,6 +339,25 @@ class DenseTable:
         numbers = block.learning_rate, block.optimizer_step, block.gradient_scale
         return Push(self._table_id, None, grads, *numbers, begin=block.offset)
 
+    def check_change(self, block: Block, rows: NDArray[np.float32]) -> Change:
+        """Unreachable: `check` refuses ids."""
+        raise TypeError(f"{self.where}: only rows of a table have copies")
+
+    def ask(self, block: Block, terms: CacheTerms) -> RowAnswer:
+        """Unreachable: `check` refuses ids."""
+        raise TypeError(f"{self.where}: only rows of a table have copies")
+
+    def forget_copies(self) -> None:
+        """Does nothing: only rows of a table have copies."""
+
+    def apply_change(self, change: Change) -> int:
+        """Unreachable: `check` refuses ids."""
+        raise TypeError(f"{self.where}: only rows of a table have copies")
+
+    def assign_rows(self, assignment: RowAssignment) -> int:
+        """Unreachable: `check` refuses ids."""
+        raise TypeError(f"{self.where}: only rows of a table have copies")
+
     def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
         """As `Table.check_assignment`."""
         values = values.reshape(-1)
@@ -460,7 +480,7 @@ class DenseTable:
         """As `Table.clip`."""
         return push._replace(grads=clip.scaled([], [self._part_of(push)], factors)[1][0])
 
-    def changes(self, push: Push, block: Block) -> NDArray[np.bool_]:
+    def changes(self, push: Push | CopyMutation, block: Block) -> NDArray[np.bool_]:
         """Returns all False: every reply has the dense values that its worker asks for."""
         return np.zeros(block.count, np.bool_)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,13 @@ from numpy.typing import NDArray
 from fleet_sparse.core.row_bound import ROW_FOLLOWS, STATES_FOLLOW, RowBound, answers
 
 from ..storage.table_store import TableStore
+
+
+class CacheTerms(NamedTuple):
+    """What the workers of a job with row caches agreed on."""
+
+    bound: RowBound
+    num_workers: int
 
 
 class RowAnswer(NamedTuple):
@@ -32,20 +40,33 @@ class RowAnswer(NamedTuple):
     states: NDArray[np.float32]
 
 
+ReadRows = Callable[[NDArray[np.int64]], NDArray[np.float32]]
+"""Returns the rows `(n, dim)` of ids `(n,)`."""
+
+
 def answer(
-    store: TableStore, bound: RowBound, num_workers: int, ids: NDArray[np.int64], versions: NDArray[np.uint32]
+    store: TableStore,
+    bound: RowBound,
+    num_workers: int,
+    ids: NDArray[np.int64],
+    versions: NDArray[np.uint32],
+    read_rows: ReadRows | None = None,
 ) -> RowAnswer:
-    """Answers an ask about copies with these versions; both are `(n,)`. The first one of a table makes its clocks."""
+    """Answers an ask about copies. The first one of a table makes its clocks.
+
+    Args:
+        store: The rows.
+        bound: Of the job.
+        num_workers: Number of workers of the job.
+        ids: `(n,)`.
+        versions: `(n,)`, of the copies.
+        read_rows: Reads rows of the table; None if they read as the store has them.
+    """
     store.make_clocks(bound)
     clocks = store.clocks(ids)
     has_states = store.spec.update_rule.num_states > 0
     slack = answers(bound, clocks, versions, num_workers, has_states=has_states)
     is_due, is_full = slack == ROW_FOLLOWS, slack == STATES_FOLLOW
     due, full = ids[is_due], ids[is_full]
-    return RowAnswer(slack, _rows(store, due), clocks[is_due], _rows(store, full), clocks[is_full], store.states(full))
-
-
-def _rows(store: TableStore, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    rows = np.empty((len(ids), store.spec.dim), np.float32)
-    store.pull(ids, rows)
-    return rows
+    read = store.rows if read_rows is None else read_rows
+    return RowAnswer(slack, read(due), clocks[is_due], read(full), clocks[is_full], store.states(full))
