@@ -226,7 +226,8 @@ class EmbeddingTable:
         """As `Table.ask`."""
         self.check_pull(block)
         assert block.ids is not None, "checked by check"
-        return answer(self.store, *terms, block.ids, block.copies["versions"], self._read_rows)
+        versions, (bound, num_workers, counts_steps) = block.copies["versions"], terms
+        return answer(self.store, bound, num_workers, block.ids, versions, self._read_rows, counts_steps=counts_steps)
 
     def _read_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         rows = self.store.rows(ids)
