@@ -125,7 +125,8 @@ class Jobs:
         if self.current is not None and mode is not None:
             self.current.join(worker, client_id)
         if mode is not None:
-            self.cache_terms = None if mode.row_bound is None else CacheTerms(mode.row_bound, num_workers)
+            terms = num_workers, mode.is_step_synchronized
+            self.cache_terms = None if mode.row_bound is None else CacheTerms(mode.row_bound, *terms)
 
     def evict_worker(self, worker: int, reason: str) -> None:
         """Fails the steps of the current job, which can never get this worker's pushes."""
@@ -197,7 +198,8 @@ class Jobs:
         self.pushing = set(self._clients.values())
         self.reading = self.pushing | self._barred.keys()
         self.ended, self.current = _error_of(state.ended), None
-        self.cache_terms = None if state.row_bound is None else CacheTerms(state.row_bound, state.num_workers)
+        terms = state.num_workers, state.mode is not None
+        self.cache_terms = None if state.row_bound is None else CacheTerms(state.row_bound, *terms)
         if state.mode is not None:
             job = self.current = Job(parse_mode(state.mode), state.num_workers, self._max_staged_bytes)
             for client_id, worker in state.members.items():

@@ -226,7 +226,8 @@ class EmbeddingTable:
         """As `Table.ask`."""
         self.check_pull(block)
         assert block.ids is not None, "checked by check"
-        return answer(self.store, *terms, block.ids, block.copies["versions"], self._read_rows)
+        versions, (bound, num_workers, counts_steps) = block.copies["versions"], terms
+        return answer(self.store, bound, num_workers, block.ids, versions, self._read_rows, counts_steps=counts_steps)
 
     def _read_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         rows = self.store.rows(ids)
@@ -260,19 +261,21 @@ class EmbeddingTable:
     def apply_change(self, change: Change) -> int:
         """As `Table.apply_change`."""
         change = self._with_rows(change)
-        self.store.merge(
-            *(change.ids, change.rows, change.amounts, change.weight),
-            state_changes=change.states,
-            num_updates=change.num_updates,
-            hashes=change.hashes,
-        )
+        if len(change.ids):  # else states may have any shape
+            self.store.merge(
+                *(change.ids, change.rows, change.amounts, change.weight),
+                state_changes=change.states,
+                num_updates=change.num_updates,
+                hashes=change.hashes,
+            )
         self.optimizer_step = max(self.optimizer_step, change.step)
         return len(change.ids)
 
     def assign_rows(self, assignment: RowAssignment) -> int:
         """As `Table.assign_rows`."""
         assignment = self._with_rows(assignment)
-        self.store.set_rows(assignment.ids, assignment.rows, assignment.states)
+        if len(assignment.ids):  # else states may have any shape
+            self.store.set_rows(assignment.ids, assignment.rows, assignment.states)
         self.optimizer_step = max(self.optimizer_step, assignment.step)
         return len(assignment.ids)
 

@@ -18,6 +18,8 @@ class CacheTerms(NamedTuple):
 
     bound: RowBound
     num_workers: int
+    counts_steps: bool
+    """True if shards know the step of each worker, so that copies may be leased for steps."""
 
 
 class RowAnswer(NamedTuple):
@@ -51,6 +53,8 @@ def answer(
     ids: NDArray[np.int64],
     versions: NDArray[np.uint32],
     read_rows: ReadRows | None = None,
+    *,
+    counts_steps: bool = True,
 ) -> RowAnswer:
     """Answers an ask about copies. The first one of a table makes its clocks.
 
@@ -61,11 +65,14 @@ def answer(
         ids: `(n,)`.
         versions: `(n,)`, of the copies.
         read_rows: Reads rows of the table; None if they read as the store has them.
+        counts_steps: As of `CacheTerms`.
     """
     store.make_clocks(bound)
     clocks = store.clocks(ids)
     has_states = store.spec.update_rule.num_states > 0
     slack = answers(bound, clocks, versions, num_workers, has_states=has_states)
+    if not counts_steps:
+        slack[slack < ROW_FOLLOWS] = 0
     is_due, is_full = slack == ROW_FOLLOWS, slack == STATES_FOLLOW
     due, full = ids[is_due], ids[is_full]
     read = store.rows if read_rows is None else read_rows
