@@ -101,8 +101,8 @@ def read_bound(
     if type(lag) is int and lag == 0:
         return None, None
     try:
-        if type(value) not in (int, float):
-            raise ValueError(f"it is {value!r}, should be a number")
+        if type(value) is not int and (drift is None or type(value) is not float):
+            raise ValueError(f"is {value!r}, should be {'an integer' if drift is None else 'a number'}")
         bound = RowBound(lag, share if drift is None else None, drift)
     except (ValueError, TypeError) as error:
         raise PlanError(f"PserverStrategy.{name}: {error}") from None

@@ -203,10 +203,14 @@ class PserverTraining:
         if early is not None:
             early.push(pending)  # not before: rows that arrived with an answer that failed are missing
 
+    @property
+    def holds_back(self) -> bool:
+        """True if pushes are parts of steps, and row caches hold updates that are in none of them."""
+        return self._is_merged and self._caches is not None and self._caches.may_hold
+
     def send_held(self) -> None:
-        """Makes a step without gradients, in which all updates that row caches hold are sent. Raises as `update`."""
-        if self._caches is None:
-            self.update((), (), 0.0, None, None)
+        """As `Training`. Raises as `update`."""
+        if self._caches is None or not self.holds_back or not self._caches.were_read:
             return
         with self._stepping:
             if self._is_merged and self._complete < self._next_step() - 1:
@@ -347,8 +351,12 @@ class PserverTraining:
         What row caches hold is sent. In sync training with several workers it is a step of its own, made only before
         this worker leaves the step group.
         """
-        if self._caches is not None and (leaves or not self._is_merged) and self._caches.num_held:
-            self.send_held()
+        if self._caches is not None and self._caches.num_held:
+            if leaves and self._is_merged:
+                self.send_held()
+            elif not self._is_merged:
+                with self._stepping:
+                    self._flush_caches(self._caches)
         self._client.flush()
         with self._lock:
             early, self._early = self._early, None  # the others may continue before this worker rejoins

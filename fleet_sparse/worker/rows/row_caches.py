@@ -186,6 +186,16 @@ class RowCaches:
         return call
 
     @property
+    def may_hold(self) -> bool:
+        """True if updates may be held back."""
+        return self._job.max_held != 0
+
+    @property
+    def were_read(self) -> bool:
+        """True after the first lookup of a step."""
+        return self._num_batches > 0
+
+    @property
     def num_held(self) -> int:
         """Number of rows with updates that the pservers do not have."""
         with self._lock:

@@ -1,10 +1,12 @@
 """Workers that cache rows of one table: in each step every worker adds 1 to its own value of the rows that it looks up.
 
 MODE is async, lag or sync, LOOK_AHEAD chooses it. Each step checks that the worker sees its own updates and how many of
-the others' it lacks. After a barrier the rows have all updates, and so has a snapshot that worker 0 saves.
+the others' it lacks. After a barrier the rows have all updates, and so has a snapshot: in sync of all workers, else of
+worker 0.
 """
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -61,15 +63,19 @@ stats = fleet_sparse.stats()["row_cache"]["counter"]
 assert stats["hits"] > stats["reads"] / 3, stats
 assert stats["held"] == 0, stats
 assert stats["left"] > 0, stats
-for feed in passed(10):  # in sync a save has what this worker holds after a barrier only
+for feed in passed(10):
     exe.run(feed=feed, fetch_list=[])
     num_made[feed["ids"]] += 1
 assert fleet_sparse.stats()["row_cache"]["counter"]["held"] > 0
 if mode == "sync":
-    fleet.barrier_worker()
-if worker == 0:
-    fleet.save_persistables(exe, "model")
-fleet.barrier_worker()
+    fleet_sparse.save("model")  # by all workers, after the same step
+else:
+    Path(f"done{worker}").touch()
+    while worker == 0 and not all(Path(f"done{each}").exists() for each in range(num_workers)):
+        time.sleep(0.01)
+    if worker == 0:
+        fleet_sparse.save("model")
 np.save(f"made{worker}", num_made)
+fleet.barrier_worker()
 fleet.stop_worker()
 print("ended well")
