@@ -172,18 +172,11 @@ class CachedShards:
         return outgoing
 
     def flush(self, worker: int) -> None:
-        """Sends all that a worker holds, in a push without a step."""
+        """Sends all that a worker holds. Where steps are counted this is a step, too: all workers have to flush."""
         outgoing = self.tables[worker].flush()
-        self._push(worker, _NO_IDS, np.empty((0, self.spec.dim), np.float32), outgoing, step=0)
+        self._push(worker, _NO_IDS, np.empty((0, self.spec.dim), np.float32), outgoing)
 
-    def _push(
-        self,
-        worker: int,
-        ids: NDArray[np.int64],
-        grads: NDArray[np.float32],
-        outgoing: Outgoing,
-        **header: int,
-    ) -> None:
+    def _push(self, worker: int, ids: NDArray[np.int64], grads: NDArray[np.float32], outgoing: Outgoing) -> None:
         number = max(self.num_updates[worker], 1)
         for client in self.workers[worker]:
             mine = self.places(client.shard, ids)
@@ -195,10 +188,7 @@ class CachedShards:
                     blocks.append(row_assignment_block(self.spec, of_shard, number))
                 else:
                     blocks.append(change_block(self.spec, of_shard, number))
-            taken = client.step
-            self.send(client, Op.PUSH, *blocks, **header)
-            if header:
-                client.step = taken
+            self.send(client, Op.PUSH, *blocks)
         self.tables[worker].sent(outgoing)
 
     def rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:

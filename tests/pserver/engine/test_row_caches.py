@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet_sparse.core.cache_policies import ALL
-from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound, steps_off_lease
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.worker.rows.cached_table import CacheJob
 from support.cached_jobs import Step
 from support.cached_shards import CachedShards
+from support.cow_views import everything
 
 NUM_IDS = 20
 EVERY_ID = np.arange(NUM_IDS, dtype=np.int64)
@@ -36,7 +37,7 @@ class CountingShards:
         spec = TableSpec(name="C1", dim=num_workers, rule="sgd", initializer=constant(0.0))
         self.cached = CachedShards(mode, job, capacity, spec, num_shards)
         self.num_made = np.zeros((NUM_IDS, num_workers), np.int64)
-        self.rng = np.random.default_rng(seed)
+        self.rng, self.order = np.random.default_rng(seed).spawn(2)
         self.weights = 1.0 / np.arange(1, NUM_IDS + 1)
 
     def read(self, worker: int, step: int) -> Step:
@@ -58,15 +59,16 @@ class CountingShards:
         self.cached.update(worker, begun, grads)
         self.num_made[begun.plan.ids, worker] += 1
 
-    def run_in_steps(self, first: int, num_steps: int) -> None:
-        """All workers read, then all update."""
-        for step in range(first, first + num_steps):
+    def run_in_steps(self, num_steps: int) -> None:
+        """All workers read, then all update, in any order."""
+        for _ in range(num_steps):
+            step = self.cached.workers[0][0].step + 1
             begun = [self.read(worker, step) for worker in range(self.num_workers)]
-            for worker, each in enumerate(begun):
-                self.update(worker, each)
+            for worker in self.order.permutation(self.num_workers).tolist():
+                self.update(worker, begun[worker])
 
     def flush_all(self) -> None:
-        for worker in range(self.num_workers):
+        for worker in self.order.permutation(self.num_workers).tolist():
             self.cached.flush(worker)
 
     def rows(self) -> NDArray[np.float32]:
@@ -79,8 +81,8 @@ def test_a_row_of_shards_lacks_at_most_the_bound_in_sync(
     bound: RowBound, num_workers: int, num_shards: int, capacity: int, seed: int
 ) -> None:
     job = CountingShards(Mode(SYNC, SUM, row_bound=bound), num_workers, num_shards, capacity, seed)
-    for first in (1, 21):
-        job.run_in_steps(first, 20)
+    for _ in range(2):
+        job.run_in_steps(20)
         job.flush_all()
         np.testing.assert_array_equal(job.rows(), job.num_made)
     job.cached.close()
@@ -128,3 +130,27 @@ def test_a_row_of_shards_lacks_at_most_the_bound_with_a_step_lag(
     job.flush_all()
     np.testing.assert_array_equal(job.rows(), job.num_made)
     job.cached.close()
+
+
+@settings(max_examples=10)
+@given(st.sampled_from(["sgd", "adagrad", "adam"]), st.integers(2, 4), st.integers(3, 30), SEEDS)
+def test_the_order_of_arrival_in_sync_changes_no_bit(rule: str, num_workers: int, capacity: int, seed: int) -> None:
+    spec = TableSpec(name="C1", dim=4, rule=rule, initializer=uniform(-0.5, 0.5))
+    bound = RowBound(lag=60)
+    ends = []
+    for orders in np.random.default_rng(seed).spawn(2):
+        job = CacheJob(bound, num_workers, 0, admission=ALL)
+        cached = CachedShards(Mode(SYNC, SUM, row_bound=bound), job, capacity, spec, 2, learning_rate=0.05)
+        rng = np.random.default_rng(seed)
+        for step in range(1, 30):
+            batches = [rng.choice(NUM_IDS, 6, replace=False).astype(np.int64) for _ in range(num_workers)]
+            grads = rng.normal(0, 1, (num_workers, 6, 4)).astype(np.float32)
+            begun = [cached.read(worker, ids, step) for worker, ids in enumerate(batches)]
+            for worker in orders.permutation(num_workers).tolist():
+                cached.update(worker, begun[worker], grads[worker])
+        for worker in orders.permutation(num_workers).tolist():
+            cached.flush(worker)
+        stores = [shard.tables[spec.table_id].table.store for shard in cached.shards]  # type: ignore[attr-defined]
+        ends.append([everything(store) for store in stores])
+        cached.close()
+    assert ends[0] == ends[1]
