@@ -15,7 +15,7 @@ from fleet_sparse.core.row_bound import steps_off_lease
 from fleet_sparse.errors import PlanError, SnapshotError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
-from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.control import ControlClient, Passed
 from fleet_sparse.worker.control.failover import Failover
 from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.progress_reporter import ProgressReporter
@@ -110,6 +110,7 @@ class JobConnection:
         self._others_wait = False  # at another barrier than the one that this worker passed last
         self._registering = threading.Lock()  # held while pservers are sent tables
         self._caches: RowCaches | None = None
+        self._copies_epoch = 0  # at the newest barrier
         with ExitStack() as undo:
             if role.pserver_endpoints:
                 self.control, embedded = control or open_control(role, settings), None
@@ -201,9 +202,18 @@ class JobConnection:
         self.leave_steps()
         if before_barrier is not None:
             before_barrier()
-        num_loads, self._others_wait = self.control.barrier(name, once=once, alone=alone)
+        passed = self.pass_barrier(name, once=once, alone=alone)
+        self._others_wait = passed.others_wait
         self._has_left = False
-        return num_loads
+        return passed.num_loads
+
+    def pass_barrier(self, name: str, *, once: bool = False, alone: bool = False) -> Passed:
+        """Waits at a barrier as `ControlClient.barrier`, outside of the steps; drops copies of replaced rows."""
+        passed = self.control.barrier(name, once=once, alone=alone)
+        if self._caches is not None and passed.copies_epoch != self._copies_epoch:
+            self._caches.clear()
+        self._copies_epoch = passed.copies_epoch
+        return passed
 
     def leave_steps(self) -> None:
         """Returns when the pservers have this worker's pushes; the others' steps then run without this worker."""

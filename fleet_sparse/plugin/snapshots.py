@@ -264,15 +264,15 @@ class Snapshots:
         """
         connection.meet(name, alone=True)
         if not connection.role.is_first:
-            return connection.control.barrier(f"{name} ends", alone=True).num_loads
+            return connection.pass_barrier(f"{name} ends", alone=True).num_loads
         try:
             act()
         except (ShardUnavailable, WorkerLost):
             raise  # the others find out by themselves
         except Exception:
-            connection.control.barrier(f"{name} ends", alone=True)
+            connection.pass_barrier(f"{name} ends", alone=True)
             raise
-        return connection.control.barrier(f"{name} ends", alone=True).num_loads
+        return connection.pass_barrier(f"{name} ends", alone=True).num_loads
 
     def _drain(self, connection: JobConnection) -> None:
         """Returns when the pservers have all that this worker did."""

@@ -148,7 +148,15 @@ def test_one_worker_trains_as_without_a_cache_bit_by_bit(tmp_path, monkeypatch, 
             strategy = strategy_of(is_async=is_async, **fields)
             fleet.distributed_optimizer(optimizer(0.1, **arguments), strategy).minimize(loss)
             executor = start()
-            losses = [executor.run(feed={"ids": rng.integers(0, 30, 6)}, fetch_list=[loss])[0] for _ in range(60)]
+            losses = []
+            for step in range(80):
+                losses += executor.run(feed={"ids": rng.integers(0, 30, 6)}, fetch_list=[loss])
+                if step == 20:
+                    fleet.save_persistables(executor, f"model{len(fields)}")
+                elif step == 40:
+                    fleet.load_model(f"model{len(fields)}", 0)
+                elif step == 60:
+                    assert fleet_sparse.shrink(min_norm=0.7)[0].num_removed > 0
             results.append(([loss.tobytes() for loss in losses], weight().tobytes()))
             stats = fleet_sparse.stats()["row_cache"]
             assert list(stats) == (["emb"] if fields else [])
@@ -157,7 +165,7 @@ def test_one_worker_trains_as_without_a_cache_bit_by_bit(tmp_path, monkeypatch, 
     assert results[0] == results[1]
 
 
-def test_scheduled_save_by_the_clock_is_refused_where_it_would_miss_updates(monkeypatch):
+def test_scheduled_save_that_would_miss_updates_is_refused(monkeypatch):
     minimize_for(1, is_async=False, max_row_lag=100)
     start()
     connection = active().connection("test")

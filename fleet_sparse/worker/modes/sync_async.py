@@ -367,8 +367,6 @@ class PserverTraining:
             step = self._client.leave()
             with self._lock:
                 self._step, self._complete, self._is_left = step, step, False
-        if leaves and self._caches is not None:
-            self._caches.clear()  # rows may be loaded or removed before this worker continues
 
     def close(self) -> None:
         """As `Training`."""

@@ -298,6 +298,21 @@ def test_an_async_save_has_what_was_held() -> None:
         np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
 
 
+@pytest.mark.guarantee("H9")
+def test_a_dead_worker_loses_only_what_it_held() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(25):
+            job.step()
+        survivor, dead = job.workers
+        held = dead.evaluate(job.spec)[:, 1] - survivor.evaluate(job.spec)[:, 1]
+        assert held.any()
+        dead.client.abandon()
+        found = survivor.evaluate(job.spec)
+        np.testing.assert_array_equal(found[:, 0], job.num_made[:, 0])
+        np.testing.assert_array_equal(found[:, 1], job.num_made[:, 1] - held)
+
+
 @pytest.mark.guarantee("H11")
 def test_tables_that_were_replaced_empty_the_caches() -> None:
     with cluster_of(2) as cluster:
@@ -378,7 +393,7 @@ def test_tables_whose_pushes_carry_statistics_are_not_cached() -> None:
     assert not is_cached(TableSpec(name="C1", dim=4, rule="read_only", initializer=constant(0.0)))
 
 
-def test_memory_that_a_small_table_does_not_need_is_for_the_others() -> None:
+def test_memory_that_small_tables_do_not_need_is_for_the_others() -> None:
     job = CacheJob(LOOSE, 2, 0)
     small = TableSpec(name="small", dim=4, rule="sgd", initializer=constant(0.0), max_ids=10)
     large = TableSpec(name="large", dim=4, rule="sgd", initializer=constant(0.0))
