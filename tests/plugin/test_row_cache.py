@@ -143,7 +143,7 @@ def test_one_worker_trains_as_without_a_cache_bit_by_bit(tmp_path, monkeypatch, 
         )
         with guard, paddle.static.scope_guard(scope):
             rng = np.random.default_rng(0)
-            loss = paddle.mean(linear(flagged(ids_input(), value=0.5)) ** 2)
+            loss = paddle.mean(linear(flagged(ids_input(), value=None)) ** 2)
             arguments = {"lazy_mode": True} if optimizer is paddle.optimizer.Adam else {}
             strategy = strategy_of(is_async=is_async, **fields)
             fleet.distributed_optimizer(optimizer(0.1, **arguments), strategy).minimize(loss)
@@ -156,7 +156,7 @@ def test_one_worker_trains_as_without_a_cache_bit_by_bit(tmp_path, monkeypatch, 
                 elif step == 40:
                     fleet.load_model(f"model{len(fields)}", 0)
                 elif step == 60:
-                    assert fleet_sparse.shrink(min_norm=0.7)[0].num_removed > 0
+                    assert fleet_sparse.shrink(min_norm=0.5)[0].num_removed > 0
             results.append(([loss.tobytes() for loss in losses], weight().tobytes()))
             stats = fleet_sparse.stats()["row_cache"]
             assert list(stats) == (["emb"] if fields else [])
