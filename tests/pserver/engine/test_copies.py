@@ -16,6 +16,7 @@ from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.row_bound import NO_VERSION, STATES_FOLLOW, RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
+from fleet_sparse.pserver.engine.jobs import Jobs, JobsState
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.pserver.tables.row_limit import RowLimits
@@ -298,3 +299,15 @@ def test_one_worker_with_a_cache_trains_as_without(rule: str, mode: Mode, num_sh
         assert everything(store_of(ours, spec)) == everything(store_of(theirs, spec))
     cached.close()
     plain.close()
+
+
+@pytest.mark.parametrize("mode", [Mode(ASYNC), Mode(SYNC), CACHED, CACHED_SYNC], ids=str)
+def test_a_log_keeps_the_bound_of_a_job_with_row_caches(mode: Mode) -> None:
+    jobs = Jobs(1)
+    jobs.join(0, 3, CLIENT, mode, begins_job=True)
+    state = jobs.state().to_builtins()
+    again = Jobs(1)
+    again.restore(JobsState.parse(state))
+    assert ("row_bound" in state) is (mode.row_bound is not None)
+    assert again.cache_terms == jobs.cache_terms
+    assert again.state() == jobs.state()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,3 +156,31 @@ def test_the_order_of_arrival_in_sync_changes_no_bit(rule: str, num_workers: int
         ends.append([everything(store) for store in stores])
         cached.close()
     assert ends[0] == ends[1]
+
+
+@settings(max_examples=20)
+@given(st.floats(0.01, 10), st.just(ASYNC), st.integers(2, 3), st.integers(1, 30), SEEDS)
+def test_a_row_of_shards_is_off_by_at_most_the_drift(
+    drift: float, kind: Literal["sync", "async"], num_workers: int, capacity: int, seed: int
+) -> None:
+    bound, rng, dim = RowBound(drift=drift), np.random.default_rng(seed), 3
+    job = CacheJob(bound, num_workers, 0 if kind == SYNC else None, admission=ALL)
+    spec = TableSpec(name="C1", dim=dim, rule="sgd", initializer=constant(0.0))
+    cached = CachedShards(Mode(kind, SUM, row_bound=bound), job, capacity, spec, 2)
+    moved = np.zeros((num_workers, NUM_IDS, dim))  # by the updates of each worker
+    size = drift * rng.choice([0.003, 0.05, 0.7])
+    for step in range(1, 40):
+        begun = []
+        for worker in range(num_workers):
+            ids = rng.choice(NUM_IDS, rng.integers(0, 9), replace=False).astype(np.int64)
+            begun.append(cached.read(worker, ids, step))
+            lacked = moved[:, ids].sum(axis=0) - begun[-1].rows
+            assert np.abs(lacked).max(initial=0) <= drift * (1 + 1e-3)
+        for worker, each in enumerate(begun):
+            grads = rng.normal(0, size, (len(each.plan.ids), dim)).astype(np.float32)
+            cached.update(worker, each, grads)
+            moved[worker, each.plan.ids] -= grads
+    for worker in range(num_workers):
+        cached.flush(worker)
+    np.testing.assert_allclose(cached.rows_of(EVERY_ID), moved.sum(axis=0), atol=1e-3 * drift)
+    cached.close()

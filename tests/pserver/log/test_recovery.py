@@ -25,7 +25,7 @@ from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables import row_limit
 from fleet_sparse.pserver.tables.mutations import DayEnd
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frame_format import Action, Block, Op
+from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Op
 from support.admissions import count_filter
 from support.logs import StraightClient, close, logged_shard, recovered, state_of
 from support.shards import (
@@ -528,6 +528,15 @@ def test_changes_of_a_sync_step_are_in_its_record(tmp_path: Path, spec: TableSpe
     kinds = [record.head.kind for record in LogReader(again_directory(again)).records()]
     assert kinds.count(Kind.APPLY) == 5
     assert again.states()[[SGD, ADAM].index(spec)].num_rows == 11
+
+
+def test_a_step_may_have_more_blocks_than_a_frame(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2, Mode(SYNC, row_bound=RowBound(lag=20)))
+    for worker in workers:
+        worker.push(*(change(SGD, ids_of(number), 1) for number in range(MAX_BLOCKS // 2 + 1)))
+    assert shard.complete_step == 1
+    check_equal(shard)
 
 
 def test_rows_assigned_by_the_only_worker_are_in_the_log(tmp_path: Path) -> None:
