@@ -320,9 +320,7 @@ class CachedTable:
             slots = changes.slots[changes.slots >= 0]
             self._advance(slots, changes.amounts[changes.slots >= 0])
             self._settle(slots, has_states=changes.states.shape[1] > 0 or self._state_width == 0)
-        # In distance the pserver alone knows how far a gradient moved the row: a copy counts it as lag.
-        own = np.uint32(1 if self._job.bound.drift is None else 0)
-        self._advance(outgoing.alone, np.full(len(outgoing.alone), own, np.uint32))
+        self._advance(outgoing.alone, self._amounts_of_gradients(outgoing.alone))
         self._settle(outgoing.alone, has_states=True)
         self._left.clear()
 
@@ -451,6 +449,19 @@ class CachedTable:
         moves = np.empty(len(slots), np.float32)
         measure_displacements(self._rows, self._bases, slots, self._dim, moves)
         return np.maximum(self._job.bound.units(moves), self._held[slots] > 0)
+
+    def _amounts_of_gradients(self, slots: NDArray[np.int64]) -> Counts:
+        """Returns by how much pushes of single gradients make the versions of these copies newer.
+
+        In distance the pserver alone knows how far a gradient moved the row: a copy counts it as lag. In a merged step
+        the others' gradients may have moved the row back. Then they moved it by at most the sum of the distances of
+        the row and of the copy, and the copy's is counted as lag, too.
+        """
+        if self._job.bound.drift is None:
+            return np.ones(len(slots), np.uint32)
+        if self._job.steps_off_lease == 0 and not self._is_single_worker:
+            return -self._amounts(slots)
+        return np.zeros(len(slots), np.uint32)
 
     def _changes_of(self, slots: NDArray[np.int64], *, has_states: bool = False) -> tuple[Changes, ...]:
         """Returns the changes of copies, and those of rows that left."""

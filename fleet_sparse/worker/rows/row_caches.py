@@ -117,14 +117,17 @@ class RowCaches:
             FleetSparseError: As `TableClient.pull`.
         """
         with self._lock:
-            self._note_failures()
             self._num_batches += 1
-            lookups = [self._looked_up(batch, step or self._num_batches) for batch in batches]
-            plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
-            asks = [lookup.ask for lookup in lookups if lookup.ask is not None]
-            extra: Sequence[ExtraBlock] = ()
-            if step or plain or asks:
-                extra = self._client.start_pull(plain, step=step, asks=asks, owns_memory=True).wait()
+            while True:
+                self._note_failures()
+                lookups = [self._looked_up(batch, step or self._num_batches) for batch in batches]
+                plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
+                asks = [lookup.ask for lookup in lookups if lookup.ask is not None]
+                extra: Sequence[ExtraBlock] = ()
+                if step or plain or asks:
+                    extra = self._client.start_pull(plain, step=step, asks=asks, owns_memory=True).wait()
+                if self._client.num_rejoins == self._noted[1]:
+                    break  # otherwise a pserver that was started again may have answered, whose clocks begin at 0
             for lookup in lookups:
                 if lookup.table is not None:
                     self._finish(lookup, lookup.table, extra)
