@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.pserver.engine.reply import DeferredReply, Reply
 from fleet_sparse.pserver.refusal import Refusal
@@ -212,7 +213,7 @@ class EmbeddedClient(TableClient):
     def __init__(self, shards: Sequence[SharedShard], identity: ClientIdentity, settings: Settings) -> None:
         self._counters = _Counters()  # guarded by `_lock`
         rows_dtype = RowDtype[settings.rows_dtype.upper()]
-        super().__init__(len(shards), rows_dtype, settings.max_frame_bytes, self._counters)
+        super().__init__(Placement.even(len(shards)), rows_dtype, settings.max_frame_bytes, self._counters)
         self.identity = identity  # constant after construction, as all down to the blank line
         self._shards = shards
         self._errors = [LinkErrors(shard, ENDPOINT) for shard in range(len(shards))]

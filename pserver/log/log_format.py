@@ -29,7 +29,7 @@ from fleet_sparse.wire.row_dtype import RowDtype
 VERSION: Final = 2
 SEGMENT_MAGIC: Final = b"FSLS"
 RECORD_MAGIC: Final = b"FSLR"
-HEADER = struct.Struct("<4s2H2I6Q")
+HEADER = struct.Struct("<4s2HI2H6Q")
 HEAD = struct.Struct("<4s2H4Q4IQ")
 MARK = struct.Struct("<16s2IQ")
 HEADER_BYTES, HEAD_BYTES, MARK_BYTES = HEADER.size, HEAD.size, MARK.size
@@ -72,6 +72,8 @@ class LogIdentity(NamedTuple):
 
     shard: int
     num_shards: int
+    num_row_shards: int
+    """Number of shards with rows if others have the dense values, else 0."""
     cluster_id: int
     job: int
     """Checksum of the job id."""
@@ -89,9 +91,8 @@ class SegmentHeader(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """Returns the header as it is written."""
-        shard, num_shards, cluster_id, job = self.identity
-        fields = (cluster_id, job, self.generation, self.first_lsn, self.previous)
-        head = HEADER.pack(SEGMENT_MAGIC, VERSION, HEADER_BYTES, shard, num_shards, *fields, 0)
+        fields = (*self.identity, self.generation, self.first_lsn, self.previous)
+        head = HEADER.pack(SEGMENT_MAGIC, VERSION, HEADER_BYTES, *fields, 0)
         return head[:-_CHECKSUM_BYTES] + struct.pack("<Q", xxh3_64_intdigest(head))
 
     @classmethod
@@ -104,13 +105,13 @@ class SegmentHeader(NamedTuple):
         if len(data) < HEADER_BYTES:
             raise corrupt(path, f"a segment of {len(data)} bytes, should have at least {HEADER_BYTES}", 0)
         head = bytes(data[:HEADER_BYTES])
-        magic, version, header_bytes, shard, num_shards, *numbers, checksum = HEADER.unpack(head)
+        magic, version, header_bytes, *numbers, checksum = HEADER.unpack(head)
         if xxh3_64_intdigest(head[:-_CHECKSUM_BYTES] + _NO_CHECKSUM) != checksum or magic != SEGMENT_MAGIC:
             raise corrupt(path, "wrong header of a segment", 0)
         if version != VERSION or header_bytes != HEADER_BYTES:
             raise corrupt(path, f"version {version} of the log, should be {VERSION}", 0)
-        cluster_id, job, generation, first_lsn, previous = numbers
-        return cls(LogIdentity(shard, num_shards, cluster_id, job), generation, first_lsn, previous)
+        *identity, generation, first_lsn, previous = numbers
+        return cls(LogIdentity(*identity), generation, first_lsn, previous)
 
 
 class RecordHead(NamedTuple):

@@ -94,9 +94,14 @@ def minimize(
     check_geo(strategy_config.mode, config)
     check_trust_ratio(optimizer, (table.embedding for table in plan.tables))
     if num_pserver_processes and RULES[config.rule].needs_whole_row and strategy_config.mode.kind != SYNC:
-        max_values = max_dense_values(session.settings.max_frame_bytes)
         undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
-        _check_dense_sizes(undeclared, parameters_of(loss), config, num_pserver_processes, max_values)
+        _check_dense_sizes(
+            undeclared,
+            parameters_of(loss),
+            config,
+            num_pserver_processes - settings.row_shards or num_pserver_processes,
+            max_dense_values(settings.max_frame_bytes),
+        )
     check_lazy(
         config,
         (table.embedding for table in plan.tables),
@@ -417,7 +422,7 @@ def _check_dense_sizes(
         parameters: Parameters of the program that no other program declared.
         needed: Names of those that the loss is computed from.
         config: The optimizer.
-        num_pservers: Number of pservers.
+        num_pservers: Number of pservers with dense values.
         max_values: Largest number of values per pserver.
     """
     floats = [parameter for parameter in parameters if parameter.dtype == paddle.float32]

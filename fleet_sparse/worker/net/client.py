@@ -112,7 +112,7 @@ class Client(TableClient):
         _check_shards(registrations, placement)
         self._io = IoLoop(channel, identity, registrations, settings)  # constant after construction, to `_num_forks`
         rows_dtype = RowDtype[settings.rows_dtype.upper()]
-        super().__init__(placement.num_shards, rows_dtype, settings.max_frame_bytes, self._io)
+        super().__init__(placement, rows_dtype, settings.max_frame_bytes, self._io)
         self._has_lane = self._io.has_lane and rows_dtype is RowDtype.FLOAT32
         self._close_s = max(2 * settings.deadline_s, self._io.patience_s) + _GRACE_S
         self._pid = os.getpid()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.placement import EVEN
 from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.frame_format import (
@@ -88,6 +89,7 @@ class Requests(Generic[AnyRequest]):
         rows_dtype: Dtype of rows of tables on the wire.
         weight: Factor on all gradients.
         to_all: Every shard gets a request, and every table that is pushed has a block in it, even without ids.
+        placement_version: Version of the placement, by which shards have dense values.
 
     Attributes:
         all: The request to each shard, those without a block included.
@@ -100,8 +102,10 @@ class Requests(Generic[AnyRequest]):
         weight: float = 1.0,
         *,
         to_all: bool = False,
+        placement_version: int = EVEN,
     ) -> None:
         self.all = requests
+        self._placement_version = placement_version
         self._rows_dtype = rows_dtype
         self._weight = weight
         self._to_all = to_all
@@ -242,7 +246,7 @@ class Requests(Generic[AnyRequest]):
     def _dense_ranges(self, spec: DenseSpec, *, with_empty: bool = False) -> Iterator[tuple[AnyRequest, int, int]]:
         """Request, begin and end of every range that is not empty; of all with `with_empty`."""
         for request in self.all:
-            begin, end = spec.range_of(request.shard, len(self.all))
+            begin, end = spec.range_of(request.shard, len(self.all), self._placement_version)
             if begin < end or with_empty:
                 yield request, begin, end
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.frame_format import Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype
@@ -77,17 +78,19 @@ class TableClient(ABC):
     process.
 
     Args:
-        num_shards: Number of shards of the job.
+        placement: Placement of rows and dense values on the shards of the job.
         rows_dtype: Dtype in which rows of tables travel; arrays of callers are always float32.
         max_frame_bytes: Largest frame that is sent, and so a bound for rows that are pulled early.
         traffic: Counters, which the subclass keeps.
 
     Attributes:
-        num_shards: As given; so are the next two.
+        num_shards: Number of shards.
+        rows_dtype: As given; so is the next one.
     """
 
-    def __init__(self, num_shards: int, rows_dtype: RowDtype, max_frame_bytes: int, traffic: Traffic) -> None:
-        self.num_shards = num_shards  # constant after construction, as the next three
+    def __init__(self, placement: Placement, rows_dtype: RowDtype, max_frame_bytes: int, traffic: Traffic) -> None:
+        self.num_shards = placement.num_shards  # constant after construction, as the next four
+        self._placement_version = placement.version
         self.rows_dtype = rows_dtype
         self.max_frame_bytes = max_frame_bytes
         self._traffic = traffic
@@ -420,7 +423,7 @@ class TableClient(ABC):
 
     def _requests(self, op: Op, *, step: int = 0, weight: float = 1.0, to_all: bool = False) -> Requests[Any]:
         empty = [self._empty_request(op, step, shard) for shard in range(self.num_shards)]
-        return Requests(empty, self.rows_dtype, weight, to_all=to_all)
+        return Requests(empty, self.rows_dtype, weight, to_all=to_all, placement_version=self._placement_version)
 
 
 def _add_pulls(requests: Requests[Any], dense: Sequence[DenseUpdate], pulls: Sequence[RowBatch]) -> None:
