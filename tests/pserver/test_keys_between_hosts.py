@@ -132,6 +132,12 @@ def test_trainer_of_another_host_trains(job: Job) -> None:
     assert job.trained["stream"].startswith(f"tcp:{HOSTS[0]}:")
 
 
+def test_one_of_the_pservers_is_reached_from_its_own_host(job: Job) -> None:
+    for shard, host in enumerate(job.hosts):
+        one = on_host(host, "num_requests", endpoints=[job.endpoints[shard]], keys=str(job.keys))
+        assert one == [num_requests(job)[shard]]
+
+
 def test_worker_without_keys_is_told_to_set_them(job: Job) -> None:
     name, message = job.tries("register", endpoints=job.endpoints, keys="")
     assert (name, "FLEET_SPARSE_KEYS" in message) == ("SettingError", True)
