@@ -199,6 +199,7 @@ OTHERS = {
         "pserver/tables/admission.py ExactCounters.totals: np.empty((len(ids), self.store.spec.dim), np.float32)",
         "pserver/tables/admission.py Admission._totals: np.zeros((len(ids), self._width), np.float32)",
         "pserver/tables/dense.py DenseTable._whole: self._joined_memory.lend(size)",
+        "pserver/tables/embedding.py EmbeddingTable.check_assignment: np.empty((len(ids), 0, self._dim), np.float32)",
         "pserver/tables/embedding.py EmbeddingTable.merge: np.empty((len(ids), self.spec.dim), np.float32)",
         "pserver/tables/merger.py Merger.check: np.empty(4 << bits, np.uint32)",
         "pserver/tables/merger.py Merger._distinct: np.empty(n, np.int64)",
