@@ -23,6 +23,7 @@ _WITHOUT_LOCAL = ("--local-rows", "0")
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "start": (("--baseline",),),
     "membership": ((),),
+    "keys": ((),),
     "kernels": ((),),
     "entries": ((),),
     "log": ((),),

@@ -22,7 +22,9 @@ from benchmarks.programs import (
     OURS,
     PADDLE,
     PADDLE_DATASET,
+    PLAIN_TCP,
     QUEUE,
+    TLS,
     behind_name,
     floor_name,
 )
@@ -371,6 +373,16 @@ def p99_under_deltas(run: Run) -> Figure | None:
     return by_round(lambda each: p99(each, "reads with deltas") / p99(each, "reads without deltas"))(run)
 
 
+def more_to_register(run: Run) -> Figure:
+    """Returns the ms of a registration with keys less those of one without."""
+
+    def ms(of_round: Round, name: str) -> float:
+        return float(np.median(of_round[name]["register_s"]) / MS)
+
+    return by_round(lambda each: ms(each, TLS) - ms(each, PLAIN_TCP))(run)
+
+
+_KEYS = {"mode": "async", "pservers": 2, "cores": 2}
 _CRITEO = {"exponent": 1.1, "batch": 512, "rows": 10_000_000, "steps": 8000}
 _MEMBERS = {"workers": 4000, "batch": 1000}
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
@@ -597,6 +609,15 @@ GOALS: Sequence[Goal] = (
         _MEMBERS,
         by_round(lambda each: 100 * each["heartbeats of 4000 workers"]["cpu_share"]),
     ),
+    Goal(
+        "click model, step over TLS over that over plain TCP, two cores",
+        (1.25,),
+        "",
+        "keys",
+        _KEYS,
+        step_ratio(TLS, PLAIN_TCP),
+    ),
+    Goal("a registration with keys, more than without", (50,), "ms", "keys", _KEYS, more_to_register, digits=1),
     Goal(
         "find and gather in 20 M rows, over random lines", (0.6,), "", "kernels", _KERNELS, find_and_gather, "", False
     ),

@@ -25,7 +25,7 @@ from benchmarks.goals import (
     two_workers,
     verdicts,
 )
-from benchmarks.programs import FLOOR, PADDLE, floor_name
+from benchmarks.programs import FLOOR, PADDLE, PLAIN_TCP, floor_name
 from benchmarks.record import RESULTS, ROOT, Run, options_of, pooled, recorded
 
 DOCS = ROOT / "docs"
@@ -144,6 +144,13 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("s until all are registered", 2, "s"),
         key("% of a core", 2, "cpu_share", 0.01),
         key("MB resident", 0, "resident_bytes", MEGA),
+    ),
+    "keys": (
+        key("ms a step", 2, "seconds", MS),
+        Column("over plain TCP", 2, lambda at: np.median(at.of["seconds"]) / np.median(at.round[PLAIN_TCP]["seconds"])),
+        cpu_ms("worker"),
+        cpu_ms("pservers"),
+        key("ms to register", 1, "register_s", MS),
     ),
     "kernels": (
         Column("M rows/s", 1, lambda at: at.run["cases"][at.case]["batch"] / at.of["ours"] / MEGA),

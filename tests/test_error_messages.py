@@ -838,10 +838,10 @@ def _restarted(_: Path) -> None:
 
 @entry(
     ShardUnavailable,
-    "shard 0 at 127.0.0.1:1|127.0.0.1:2: no pserver reached in 0.2 s; last error: 127.0.0.1:<...>: Attach: <...>",
+    "shard 0 at 127.0.0.1:1|127.0.0.1:2: no pserver reached in 2 s; last error: 127.0.0.1:<...>: Attach: <...>",
 )
 def _no_replica(_: Path) -> None:
-    PserverReader(["127.0.0.1:1|127.0.0.1:2"], Settings(connect_s=0.2))
+    PserverReader(["127.0.0.1:1|127.0.0.1:2"], Settings(connect_s=2.0))
 
 
 @entry(
@@ -1100,6 +1100,17 @@ def _cluster(_: Path) -> None:
 
 
 # Logs
+
+
+@entry(
+    ProtocolError,
+    "worker 0: another process has taken its place, and two snapshots were saved since. Start it again",
+)
+def _forgotten(where: Path) -> None:
+    held = HeldControl(where, shard=make_shard(only_registered=True))
+    request = registration(SGD)
+    request.incarnations.append(held.shard.incarnation)  # it has registered, and is not known any more
+    held.call(request)
 
 
 @entry(

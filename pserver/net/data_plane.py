@@ -12,7 +12,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import zmq
@@ -28,7 +27,6 @@ from .requests import Traffic, answer, deferred_answers, forbid
 from .straight_path import StraightPath
 from .streams import Peer, Streams
 
-Send = Callable[[list[Buffer]], None]
 _Result = TypeVar("_Result")
 
 # Larger parts are sent without copying them into ZeroMQ's buffer, which is faster.
@@ -98,7 +96,9 @@ class DataPlane:
         self._streams = streams
         self._max_frame_bytes = max_frame_bytes
         self._tasks: deque[_Task] = deque()
-        self._peers: dict[bytes, Send] = {}  # by id of each client with a deferred request
+        # By id of each client with a deferred request: its stream, while that is open, or its identity on ZeroMQ.
+        self._peers: weakref.WeakValueDictionary[bytes, Peer] = weakref.WeakValueDictionary()
+        self._zmq_peers: dict[bytes, zmq.Frame] = {}
         self._stopping = False
         self._stopped = False
         # A pipe: an eventfd refuses the single byte that a signal writes.
@@ -239,7 +239,7 @@ class DataPlane:
         self.traffic.bytes_received += sum(map(len, parts))
         self.traffic.bytes_sent += sum(map(len, reply.parts))
         if reply.is_deferred:
-            self._peers[reply.client_id] = peer.send
+            self._peers[reply.client_id] = peer
         peer.send(reply.parts)
 
     def _answer_messages(self, socket: zmq.Socket[bytes]) -> None:
@@ -255,7 +255,7 @@ class DataPlane:
             traffic.bytes_received += sum(map(len, parts))
             traffic.bytes_sent += sum(map(len, reply.parts))
             if reply.is_deferred:
-                self._peers[reply.client_id] = partial(self._send_message, peer)
+                self._zmq_peers[reply.client_id] = peer
             self._send_message(peer, reply.parts)
             del frames, parts, reply
             if self._shard.deferred_replies:
@@ -266,7 +266,11 @@ class DataPlane:
     def _send_deferred(self) -> None:
         for reply in deferred_answers(self._shard):
             self.traffic.bytes_sent += sum(map(len, reply.parts))
-            self._peers[reply.client_id](reply.parts)
+            peer = self._peers.get(reply.client_id)
+            if peer is not None:
+                peer.send(reply.parts)
+            elif reply.client_id in self._zmq_peers:
+                self._send_message(self._zmq_peers[reply.client_id], reply.parts)
 
     def _send_message(self, peer: zmq.Frame, parts: list[Buffer]) -> None:
         assert self._socket is not None

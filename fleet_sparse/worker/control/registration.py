@@ -82,6 +82,7 @@ class Registrar:
         request = messages.RegisterRequest()
         request.CopyFrom(self._joined)
         request.job_id = self._job_id
+        self._set_incarnations(request)
         request.resumption.CopyFrom(messages.Resumption(**resumption._asdict(), open_barriers=sorted(open_barriers)))
         reply = self._rpc.call(shard, "Register", request, timeout_s, patience_s=0.0)
         registration = self.registrations[shard] = _registration_of(reply)
@@ -97,6 +98,7 @@ class Registrar:
         request.client_epoch = self.identity.client_epoch
         request.launch.CopyFrom(messages.Launch(**self._launch._asdict()))
         request.job_id = self._job_id
+        self._set_incarnations(request)
         timeout_s = self._settings.deadline_s if self.registrations else self._settings.connect_s
         patience_s = timeout_s if patience_s is None else patience_s
         first = self._rpc.call(0, "Register", request, timeout_s, patience_s=patience_s)
@@ -115,6 +117,10 @@ class Registrar:
         pairs = zip(known, registrations, strict=True)
         self.registrations = [new if new.incarnation == old.incarnation else old for old, new in pairs]
         return registrations
+
+    def _set_incarnations(self, request: messages.RegisterRequest) -> None:
+        """Says which pservers have applied pushes of this client: one that has forgotten them refuses it."""
+        request.incarnations[:] = [each.incarnation for each in self.registrations]
 
     def _check(self, registrations: Sequence[Registration]) -> None:
         first, num_shards = registrations[0], len(registrations)

@@ -191,3 +191,10 @@ def test_tables_are_declared_to_a_restarted_pserver(control: ControlClient, pser
     control.register([SPEC], 0, 1, ASYNC)
     supervised(pservers, incarnation=300)
     assert [each.incarnation for each in control.register([OTHER], 0, 1, ASYNC)] == [100, 300]
+
+
+def test_repeated_registration_names_the_pservers_of_the_first(control: ControlClient, pservers: FakePservers) -> None:
+    control.register([SPEC], 0, 1)
+    control.register([OTHER], 0, 1)
+    named = [list(request.incarnations) for _, request in pservers.asked_for("Register")]
+    assert named == [[], [], [100, 101], [100, 101]]
