@@ -50,6 +50,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "spread": ((), ("--mkl-avx2",)),
     "parts": (("--serial",), ("--serial", "--mkl-avx2"), ("--model", "lookup", "--mode", "async", "--serial")),
     "cluster": ((),),
+    "durability": ((),),
     "growth": ((),),
     "snapshot": (("--baseline",),),
     "dense": ((),),

@@ -126,6 +126,11 @@ def step_ratio(program: str, base: str) -> Callable[[Run], Figure]:
     return by_round(lambda each: median_s([each], program) / median_s([each], base))
 
 
+def step_with(mode: str, durability: str) -> Callable[[Round], float]:
+    """Returns the measure of a step with a durability over one without any."""
+    return lambda each: each[f"{mode}, {durability}"]["seconds"] / each[f"{mode}, none"]["seconds"]
+
+
 def ahead_over_plain(run: Run) -> Figure | None:
     """Returns the step looking ahead over the plain step; None if it was not measured."""
     return step_ratio(AHEAD, OURS)(run) if all(AHEAD in each for each in run["rounds"]) else None
@@ -336,6 +341,7 @@ def p99_under_deltas(run: Run) -> Figure | None:
     return by_round(lambda each: p99(each, "reads with deltas") / p99(each, "reads without deltas"))(run)
 
 
+_DURABILITIES = {"workers": 2, "pservers": 2}
 _MEMBERS = {"workers": 4000, "batch": 1000}
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC = {"mode": "sync", "serial": None}, {"mode": "async", "max_step_lag": None, "serial": None}
@@ -582,6 +588,19 @@ GOALS: Sequence[Goal] = (
         "entries",
         {},
         by_round(lambda each: 100 * each["60 % one-touch ids, exact counters"]["once_with_row"]),
+    ),
+    *(
+        Goal(
+            f"click model, 2 workers, 2 pservers, {mode}: step with `{durability}` over `none`",
+            (bound,),
+            "",
+            "durability",
+            _DURABILITIES,
+            by_round(step_with(mode, durability)),
+            digits=3,
+        )
+        for durability, bound in (("snapshot", 1.01), ("log", 1.1))
+        for mode in ("async", "sync")
     ),
     _serving("plain model, CPU over a dense embedding's, batch 1", 1.6, served_ratio(_PLAIN, _DENSE, (1,), "cpu_s")),
     _serving(
