@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,7 +105,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Round]]:
                 turn = number % len(jobs)
                 for name, job in jobs[turn:] + jobs[:turn]:
                     of_round[name] = one_round(job, options.steps)
-    return rounds[NUM_WARM_UP:]
+    names = [job_name(*each) for each in product(options.modes, options.durabilities)]
+    return [{name: of_round[name] for name in names} for of_round in rounds[NUM_WARM_UP:]]
 
 
 def show(rounds: Sequence[Mapping[str, Round]]) -> None:
