@@ -589,6 +589,14 @@ GOALS: Sequence[Goal] = (
         {},
         by_round(lambda each: 100 * each["60 % one-touch ids, exact counters"]["once_with_row"]),
     ),
+    Goal(
+        "a shard continues from 10 M rows and 1 GB of log",
+        (10,),
+        "s",
+        "log",
+        {"rows": 10_000_000, "megabytes": 1024},
+        by_round(lambda each: each["restart"]["seconds"]),
+    ),
     *(
         Goal(
             f"click model, 2 workers, 2 pservers, {mode}: step with `{durability}` over `none`",

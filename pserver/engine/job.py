@@ -145,8 +145,8 @@ class Job:
         if worker in self._has_prepared and header.op is not Op.COMMIT:
             return ErrorCode.MALFORMED, f"header: worker {worker} pushes step {header.step} a second time"
         due = self.clock.next_step(worker)
-        complete = self.clock.complete
-        if header.step != due or (self.is_sync and due > complete + 1 + self._is_ahead(header.op)):
+        if header.step != due or (self.is_sync and due > self.clock.complete + 1 and not self._is_ahead(header)):
+            complete = self.clock.complete
             return ErrorCode.MALFORMED, (
                 f"header: worker {worker} pushes step {header.step}; its next one is {due}, and {complete} is complete"
             )
@@ -163,12 +163,12 @@ class Job:
             )
         return None
 
-    def _is_ahead(self, op: Op) -> bool:
-        """Returns whether a push may belong to the step after the next one, because that one is applied already.
+    def _is_ahead(self, header: Header) -> bool:
+        """Returns whether a push prepares the step after the prepared one, which its worker has committed.
 
-        After a failover some workers have committed the prepared step, and the log lost that the others have.
+        After a failover the log may lack the COMMITs of other workers, which send them again.
         """
-        return op is Op.PREPARE and self.prepared.step > self.clock.complete
+        return header.op is Op.PREPARE and header.step == self.prepared.step + 1
 
     def _accepts(self, op: Op, step: int) -> bool:
         """Returns whether the next step may get such a push: all its contributions are prepared first, or none."""
