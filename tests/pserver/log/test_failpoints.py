@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
+from fleet_sparse.pserver.admin.log_recovery import close_log, write_checkpoint
 from fleet_sparse.pserver.engine.shard import Shard
 from support.failpoints import AFTER, BEFORE, STORAGE_CALLS, TORN, Failpoint
 from support.logs import close, logged_shard, recovered, state_of
@@ -132,3 +132,25 @@ def test_crash_at_a_storage_call_loses_and_doubles_nothing(
 
 def test_no_file_is_linked(tmp_path: Path) -> None:
     assert counted_calls(tmp_path / "counted")["link"] == 0
+
+
+@pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+@pytest.mark.parametrize("number", range(3))
+def test_crash_at_the_end_of_a_job_leaves_a_whole_log_or_none(
+    tmp_path: Path, call: str, when: str, number: int
+) -> None:
+    directory, left = tmp_path / "job" / "log", tmp_path / "left"
+    shard = begun(directory)
+    client = FrameClient(shard)
+    push_once(client)
+    write_checkpoint(shard)
+    push_once(client)
+    log = shard.log
+    assert log is not None
+    log.is_finished = True
+    Failpoint(call, number, when).run(lambda: close_log(log), lambda: shutil.copytree(tmp_path / "job", left))
+    shard.close()
+    again = begun(left / "log")
+    assert again.ledger.applied(CLIENT) in (0, 2)
+    close(again)
