@@ -52,6 +52,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "cluster": ((),),
     "durability": ((),),
     "growth": ((),),
+    "het_misses": ((),),
     "snapshot": (("--baseline",),),
     "dense": ((),),
     "serving": ((),),
