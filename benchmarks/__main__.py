@@ -51,6 +51,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "spread": ((), ("--mkl-avx2",)),
     "parts": (("--serial",), ("--serial", "--mkl-avx2"), ("--model", "lookup", "--mode", "async", "--serial")),
     "cluster": ((),),
+    "durability": ((),),
     "growth": ((),),
     "het_misses": ((),),
     "snapshot": (("--baseline",),),

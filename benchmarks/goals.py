@@ -128,6 +128,11 @@ def step_ratio(program: str, base: str) -> Callable[[Run], Figure]:
     return by_round(lambda each: median_s([each], program) / median_s([each], base))
 
 
+def step_with(mode: str, durability: str) -> Callable[[Round], float]:
+    """Returns the measure of a step with a durability over one without any."""
+    return lambda each: each[f"{mode}, {durability}"]["seconds"] / each[f"{mode}, none"]["seconds"]
+
+
 def ahead_over_plain(run: Run) -> Figure | None:
     """Returns the step looking ahead over the plain step; None if it was not measured."""
     return step_ratio(AHEAD, OURS)(run) if all(AHEAD in each for each in run["rounds"]) else None
@@ -383,6 +388,7 @@ def more_to_register(run: Run) -> Figure:
 
 
 _KEYS = {"mode": "async", "pservers": 2, "cores": 2}
+_DURABILITIES = {"workers": 2, "pservers": 2}
 _CRITEO = {"exponent": 1.1, "batch": 512, "rows": 10_000_000, "steps": 8000}
 _MEMBERS = {"workers": 4000, "batch": 1000}
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
@@ -666,6 +672,27 @@ GOALS: Sequence[Goal] = (
         "entries",
         {},
         by_round(lambda each: 100 * each["60 % one-touch ids, exact counters"]["once_with_row"]),
+    ),
+    Goal(
+        "a shard continues from 10 M rows and 1 GB of log",
+        (10,),
+        "s",
+        "log",
+        {"rows": 10_000_000, "megabytes": 1024},
+        by_round(lambda each: each["restart"]["seconds"]),
+    ),
+    *(
+        Goal(
+            f"click model, 2 workers, 2 pservers, {mode}: step with `{durability}` over `none`",
+            (bound,),
+            "",
+            "durability",
+            _DURABILITIES,
+            by_round(step_with(mode, durability)),
+            digits=3,
+        )
+        for durability, bound in (("snapshot", 1.01), ("log", 1.1))
+        for mode in ("async", "sync")
     ),
     *(
         _misses(

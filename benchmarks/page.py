@@ -232,6 +232,12 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("CPU over plain", 2, lambda at: job_cpu_ms(at.of) / job_cpu_ms(at.plain)),
         key("cores others used", 1, "others"),
     ),
+    "durability": (
+        key("ms a step", 2, "seconds", MS),
+        Column("over none", 3, lambda at: at.of["seconds"] / at.round[f"{at.case.partition(',')[0]}, none"]["seconds"]),
+        key("worker CPU ms", 2, "worker_cpu_s", MS),
+        key("pservers CPU ms", 2, "pservers_cpu_s", MS),
+    ),
     "snapshot": (
         key("s", 2, "s"),
         over("over a raw write and fsync", "raw write and fsync"),

@@ -96,11 +96,12 @@ from fleet_sparse.transpiler.inference import forward_part
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
-from fleet_sparse.wire.frame_format import Op
+from fleet_sparse.wire.frame_format import Frame, Header, Op
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.link_errors import LinkErrors
-from fleet_sparse.worker.net.shard_link import ClientIdentity
+from fleet_sparse.worker.net.request import Request
+from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration, ShardLink
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support import saves
 from support.client_calls import pulled, pulled_for, unique_of, update, workers_of
@@ -834,6 +835,40 @@ def _restarted(_: Path) -> None:
         client = cluster.client()
         cluster.shards[0].incarnation = 5
         pulled(cluster, client, cluster.table, range(5))
+
+
+def _acked_link(**changes: Any) -> ShardLink:
+    """Returns a link with an acked push and two that wait for their ack, of 96 bytes each."""
+    registration = Registration(1, 1, 2, 5, 1, "10.0.0.2:5000", is_supervised=True, acks_precede_durability=True)
+    link = ShardLink(registration, ClientIdentity(bytes(16)), Settings(**changes))
+    for number in (1, 2, 3):
+        request = Request(Op.PUSH)
+        request.add(push(SGD, np.arange(6), np.ones((6, 2), np.float32)))
+        link.submit(request, 0.0, 0.0)
+        if number == 1:
+            link.receive(Frame(Header(Op.ACK, incarnation=5, request_id=request.request_id, push_seq=1), []), 0.0)
+    return link
+
+
+@entry(
+    ShardUnavailable,
+    "shard 1 at 10.0.0.2:5000: no capacity for a push in 30.0 s, 2 pushes wait for their ack. See the log of pserver 1",
+)
+def _full_window(_: Path) -> None:
+    link = _acked_link(max_inflight_pushes=2)
+    assert not link.has_capacity(1, 96)
+    raise link.no_capacity(30.0)
+
+
+@entry(
+    ShardUnavailable,
+    "shard 1 at 10.0.0.2:5000: no capacity for a push in 300.0 s, 96 bytes of acked pushes are not on the disk of the "
+    "pserver yet. Its disk is slow or hangs: see its log, or set FLEET_SPARSE_KEPT_BYTES higher",
+)
+def _full_of_kept_pushes(_: Path) -> None:
+    link = _acked_link(kept_bytes=384)
+    assert not link.has_capacity(1, 96)
+    raise link.no_capacity(300.0)
 
 
 @entry(

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +24,15 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import LocalDirectory, is_url
 
 from ..engine.shard import Shard
-from ..log.checkpoint import Checkpoint, adopt_checkpoint, checkpoint_name, read_checkpoint, remove_superfluous
-from ..log.log_format import LogIdentity, corrupt
+from ..log.checkpoint import (
+    CHECKPOINT,
+    Checkpoint,
+    adopt_checkpoint,
+    checkpoint_name,
+    read_checkpoint,
+    remove_superfluous,
+)
+from ..log.log_format import LogIdentity, corrupt, segment_name
 from ..log.log_reader import LogReader
 from ..log.log_writer import SEGMENT_BYTES, LogWriter
 from ..log.replay import Replayed, replay
@@ -36,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 _CHANGED_IDS = 1 << 16
 """Most ids of a record of kind CHANGED: it is appended between two requests."""
+_FIRST_LSN = 1
+"""First lsn of a log that has no checkpoint yet."""
 
 
 def log_directory(settings: Settings, shard: int, num_shards: int) -> Path:
@@ -201,7 +211,12 @@ def close_log(log: ShardLog) -> None:
     """Ends a log, and removes its directory if the job has ended."""
     log.writer.close()
     if log.is_finished:
-        shutil.rmtree(log.writer.directory, ignore_errors=True)
+        directory = log.writer.directory
+        ended = directory.with_name(f"{directory.name}.ended")
+        shutil.rmtree(ended, ignore_errors=True)
+        with suppress(OSError):
+            directory.rename(ended)  # in one step: nothing continues from a part of a log
+        shutil.rmtree(ended, ignore_errors=True)
 
 
 class _Opened(NamedTuple):
@@ -218,7 +233,11 @@ def _open(directory: Path) -> _Opened | None:
         return None
     checkpoint = read_checkpoint(directory)
     reader = LogReader(directory, None if checkpoint is None else checkpoint.first_lsn)
-    return _Opened(directory, checkpoint, reader) if reader.paths else None
+    if not reader.paths:
+        return None
+    if checkpoint is None and reader.paths[0].name != segment_name(_FIRST_LSN):
+        raise corrupt(str(directory / CHECKPOINT), f"it is missing, and the log begins with {reader.paths[0].name}", 0)
+    return _Opened(directory, checkpoint, reader)
 
 
 def _fill(shard: Shard, opened: _Opened, identity: LogIdentity | None) -> Replayed:

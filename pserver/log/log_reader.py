@@ -105,9 +105,12 @@ class LogReader:
             OSError: The system refuses.
         """
         if self.paths:
-            with self.paths[-1].open("rb+") as file:
-                file.truncate(self.end)
-                os.fsync(file.fileno())
+            segment = os.open(self.paths[-1], os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.ftruncate(segment, self.end)
+                os.fsync(segment)
+            finally:
+                os.close(segment)
 
     def _records_of(self, path: Path, *, is_last: bool) -> Iterator[Record]:
         header, data = read_header(path), _mapped(path)

@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -205,47 +204,6 @@ def test_a_full_disk_is_met_a_segment_ahead(tmp_path: Path, monkeypatch: pytest.
     assert writer.append(Kind.TABLE, parts=[bytes(512)]) == 2
     writer.close()
     assert len(bodies(tmp_path)) == 2
-
-
-@pytest.mark.parametrize("call", ["pwritev", "fdatasync", "rename", "posix_fallocate", "pwrite"])
-@pytest.mark.parametrize("is_before", [True, False])
-def test_a_crash_at_any_call_leaves_a_prefix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, is_before: bool
-) -> None:
-    for number in range(20):
-        directory, real, num_calls, done = tmp_path / str(number), getattr(os, call), 0, 0
-
-        class Crash(BaseException):
-            pass
-
-        def crash(*arguments: Any, real: Any = real, number: int = number) -> Any:
-            nonlocal num_calls
-            if threading.current_thread() is not threading.main_thread():
-                return real(*arguments)
-            num_calls += 1
-            if num_calls == number + 1 and is_before:
-                raise Crash
-            result = real(*arguments)
-            if num_calls == number + 1:
-                raise Crash
-            return result
-
-        writer = small_writer(directory, segment_bytes=512)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, crash)
-            try:
-                for text in TEXTS:
-                    writer.append(Kind.TABLE, body_bytes=len(text), parts=[text, bytes(-len(text) % 8)])
-                    done += 1
-                    if call == "fdatasync":
-                        writer.sync()
-            except Crash:
-                pass
-        copy = tmp_path / f"{number}-crashed"
-        shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("next.fsl"))
-        read = bodies(copy)
-        assert read in (TEXTS[:done], TEXTS[: done + 1])
-        writer.close()
 
 
 def test_log_of_an_older_version_is_refused(tmp_path: Path) -> None:
