@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from fleet_sparse.control_socket import ControlSocket
 from fleet_sparse.credentials import NO_KEYS, Credentials
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
@@ -112,9 +112,10 @@ class ControlPlane:
 
     async def _start(self, address: str) -> int:
         self._server = grpc.aio.server(options=[*_OPTIONS, *_connections(self._settings)])
+        # Requests are decoded by the handler: gRPC would log a traceback for each that is no message.
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._handler(name), request.FromString, reply.SerializeToString)
-            for name, (request, reply) in METHODS.items()
+            name: grpc.unary_unary_rpc_method_handler(self._handler(name), None, reply.SerializeToString)
+            for name, (_, reply) in METHODS.items()
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -133,9 +134,10 @@ class ControlPlane:
         self._service.release_waiting()
         await self._server.stop(LAST_REPLIES_S)
 
-    def _handler(self, name: str) -> Callable[[Message, Any], Any]:
-        async def handle(request: Message, context: Any) -> Message:
+    def _handler(self, name: str) -> Callable[[bytes, Any], Any]:
+        async def handle(data: bytes, context: Any) -> Message:
             try:
+                request = _decoded(name, data)
                 check_call(self._credentials.role_of(context), name, request)
                 return await self._service.call(name, request)
             except Exception as error:
@@ -158,6 +160,20 @@ class ControlPlane:
         self._loop.close()
         if self._socket is not None:
             self._socket.close()
+
+
+def _decoded(name: str, data: bytes) -> Message:
+    """Returns the request of a call.
+
+    Raises:
+        ProtocolError: The bytes are no such message.
+    """
+    try:
+        return METHODS[name][0].FromString(data)
+    except DecodeError:
+        raise ProtocolError(
+            f"{name}: its {len(data)} bytes are no {METHODS[name][0].__name__}", code=ErrorCode.MALFORMED
+        ) from None
 
 
 def _connections(settings: Settings) -> list[tuple[str, int]]:
