@@ -133,7 +133,7 @@ QUICK = Settings(retry_s=0.002, deadline_s=20.0)
 IMPATIENT = replace(QUICK, deadline_s=0.02)
 
 
-@pytest.mark.cases(300, 1_000)
+@pytest.mark.cases(150, 1_000)
 def test_damaged_replies_are_asked_for_again(cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InProcessChannel, "stays_on_machine", lambda *_: False)  # so all bytes have a checksum
     rng = cases.rng
@@ -156,7 +156,7 @@ def test_damaged_replies_are_asked_for_again(cases: Cases, monkeypatch: pytest.M
     cases.report(damaged=num_damaged)
 
 
-@pytest.mark.cases(100, 500)
+@pytest.mark.cases(50, 500)
 def test_forged_replies_give_rows_or_an_error(cases: Cases) -> None:
     rng, num_errors, num_rows = cases.rng, 0, 0
     with ExitStack() as stack, flat_memory():
