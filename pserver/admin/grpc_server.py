@@ -113,7 +113,7 @@ class ControlPlane:
     async def _start(self, address: str) -> int:
         self._server = grpc.aio.server(options=[*_OPTIONS, *_connections(self._settings)])
         # Requests are decoded by the handler: gRPC would log a traceback for each that is no message.
-        handlers = {
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.unary_unary_rpc_method_handler(self._handler(name), None, reply.SerializeToString)
             for name, (_, reply) in METHODS.items()
         }

@@ -36,7 +36,7 @@ def _under_path(root: str, dirname: str) -> Directory:
         real = (real_root / dirname).resolve()
         # Python 3.13 leaves a link that leads to itself in the path; up to 3.12 the lines above raise.
         is_loop = any(directory.is_symlink() for directory in (real, *real.parents))
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise SnapshotError(f"directory {dirname!r}: cannot be resolved: {error}") from error
     if is_loop:
         raise SnapshotError(f"directory {dirname!r}: cannot be resolved: {str(real)!r} has a symbolic link to itself")
