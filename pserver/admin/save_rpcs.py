@@ -450,8 +450,13 @@ def _check_position(position: messages.WorkerPosition) -> None:
     """Refuses a position that a manifest cannot have: the save would fail at its end.
 
     Raises:
-        ProtocolError: It is not JSON, or has a number that is not finite.
+        ProtocolError: It is not JSON, or has a number that is not finite, or its step is past all bounds.
     """
+    if position.step >= 1 << 63:
+        raise ProtocolError(
+            f"worker {position.worker_index}: its step is {position.step}, should be below 2^63",
+            code=ErrorCode.MALFORMED,
+        )
     if not position.position:
         return
     try:

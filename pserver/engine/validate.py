@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.wire.frame_format import Action, Block, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import MAX_OPTIMIZER_STEP, Action, Block, FrameError, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, from_frame
 
 from ..refusal import Refusal
@@ -106,6 +106,11 @@ def _mutation_of(tables: TableMap, index: int, block: Block, *, is_staged: bool)
         raise Refusal(ErrorCode.SCHEMA, f"{table.where}: it is read-only for this client, nothing can be pushed")
     if block.rows is None:
         raise Refusal(ErrorCode.MALFORMED, f"{table.where}: action {block.action.name} without rows")
+    if block.optimizer_step > MAX_OPTIMIZER_STEP:
+        raise Refusal(
+            ErrorCode.MALFORMED,
+            f"{table.where}: optimizer step is {block.optimizer_step}, at most {MAX_OPTIMIZER_STEP} is accepted",
+        )
     rows: NDArray[np.float32] = block.rows  # type: ignore[assignment]  # float32 if its dtype says so
     if block.dtype is not RowDtype.FLOAT32:
         rows = table.widened(block.rows, block.dtype)

@@ -57,6 +57,15 @@ async def test_position_of_the_coordinator_is_in_the_manifest(held: HeldControl,
     assert told.manifest.workers == (WorkerPosition(0, 12, {"epoch": 1, "batch": 2}),)
 
 
+@in_loop
+async def test_position_of_a_step_past_all_bounds_begins_no_save(held: HeldControl) -> None:
+    await held.start(registration(SGD))
+    with pytest.raises(ProtocolError, match=str(2**63)):
+        await Coordinator(held).begin(step=2**63)
+    with pytest.raises(ProtocolError, match=str(2**63)):
+        await held.start(position(1, 2**63))
+
+
 @pytest.mark.parametrize("text", ["a", '{"a": 1', "NaN", "1e999", "[" * 100_000, "9" * 5000])
 @in_loop
 async def test_position_that_is_not_json_begins_no_save(held: HeldControl, text: str) -> None:
