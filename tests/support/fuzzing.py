@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import struct
 from collections.abc import Iterator, Sequence
@@ -50,9 +51,12 @@ class Cases:
 @contextmanager
 def flat_memory(pid: int | None = None) -> Iterator[None]:
     """Asserts that a process, by default this one, has no more memory at the end of the block."""
+    gc.collect()
     before = memory_of(pid)
     yield
+    gc.collect()
     grown = memory_of(pid) - before
+    print(f"fuzz: grew by {grown >> 10} KB")
     assert grown < FLAT_BYTES, f"grew by {grown >> 20} MB"
 
 
