@@ -26,7 +26,7 @@ from support.in_process_channel import InProcessChannel
 from support.streams import pair
 
 
-@pytest.mark.cases(30_000, 500_000)
+@pytest.mark.cases(20_000, 500_000)
 def test_decoded_frames_encode_to_the_same_bytes(cases: Cases) -> None:
     rng, num_accepted = cases.rng, 0
     with flat_memory():
@@ -133,7 +133,7 @@ QUICK = Settings(retry_s=0.002, deadline_s=20.0)
 IMPATIENT = replace(QUICK, deadline_s=0.02)
 
 
-@pytest.mark.cases(150, 1_000)
+@pytest.mark.cases(30, 1_000)
 def test_damaged_replies_are_asked_for_again(cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InProcessChannel, "stays_on_machine", lambda *_: False)  # so all bytes have a checksum
     rng = cases.rng
@@ -156,7 +156,7 @@ def test_damaged_replies_are_asked_for_again(cases: Cases, monkeypatch: pytest.M
     cases.report(damaged=num_damaged)
 
 
-@pytest.mark.cases(50, 500)
+@pytest.mark.cases(10, 500)
 def test_forged_replies_give_rows_or_an_error(cases: Cases) -> None:
     rng, num_errors, num_rows = cases.rng, 0, 0
     with ExitStack() as stack, flat_memory():

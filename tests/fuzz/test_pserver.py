@@ -101,7 +101,7 @@ def fuzzed_request(rng: random.Random, client: FrameClient[Shard]) -> list[bytes
     return rng.choice((list, sealed, resized, resized))(parts)
 
 
-@pytest.mark.cases(1_500, 30_000)
+@pytest.mark.cases(1_000, 100_000)
 def test_frames_train_a_pserver_as_its_twin(cases: Cases, pserver: PserverProcess) -> None:
     rng, num_refused = cases.rng, 0
     with ExitStack() as stack:
@@ -300,7 +300,7 @@ def fuzzed_call(rng: random.Random) -> tuple[str, bytes]:
             return name, data
 
 
-@pytest.mark.cases(640, 20_000)
+@pytest.mark.cases(256, 20_000)
 def test_control_messages_leave_rows_exact(cases: Cases, pserver: PserverProcess) -> None:
     rng = cases.rng
     counts: dict[str, int] = {}

@@ -88,7 +88,7 @@ def fuzzed_parts(rng: random.Random, shard: Shard, clients: list[FrameClient[Sha
     return resized(changed) if changed and len(changed[0]) >= HEADER_BYTES else parts
 
 
-@pytest.mark.cases(3_000, 100_000)
+@pytest.mark.cases(1_500, 100_000)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.to_json())
 def test_no_request_makes_a_shard_fail(cases: Cases, mode: Mode) -> None:
     rng, num_replies, num_refused, num_deferred = cases.rng, 0, 0, 0

@@ -355,7 +355,7 @@ def read_all(series: Path) -> None:
             content.dense_values(name)
 
 
-@pytest.mark.cases(200, 1_000)
+@pytest.mark.cases(64, 1_000)
 def test_hostile_snapshots_touch_nothing_outside(cases: Cases, place: Place, watch: Watch) -> None:
     rng = cases.rng
     num_refused, longest_s = 0, 0.0

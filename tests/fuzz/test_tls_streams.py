@@ -60,22 +60,23 @@ class Recording:
             stream.sendall(data)
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    return make_keys(tmp_path / "keys")
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_keys(tmp_path_factory.mktemp("keys") / "keys")
 
 
-@pytest.fixture
-def pserver(tmp_path: Path, keys: Path) -> Iterator[PserverProcess]:
-    environment = {"FLEET_SPARSE_ROOT": str(tmp_path), "FLEET_SPARSE_KEYS": str(keys)}
+@pytest.fixture(scope="module")
+def pserver(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[PserverProcess]:
+    directory = tmp_path_factory.mktemp("pserver")
+    environment = {"FLEET_SPARSE_ROOT": str(directory), "FLEET_SPARSE_KEYS": str(keys)}
     process = PserverProcess(
         0,
         2,
         *("--servers", "127.0.0.1:0,203.0.113.77:0"),  # other machines may reach it
         cluster_id=CLUSTER,
-        directory=tmp_path,
+        directory=directory,
         environment=environment,
-        log=tmp_path / "pserver.log",
+        log=directory / "pserver.log",
     )
     yield process
     process.kill()
@@ -100,7 +101,7 @@ def fuzzed_flights(rng: random.Random, recorded: Sequence[bytes]) -> list[bytes]
     return [mutated_bytes(rng, flight) if rng.random() < 0.7 else flight for flight in recorded]
 
 
-@pytest.mark.cases(400, 10_000)
+@pytest.mark.cases(200, 10_000)
 def test_handshakes_of_strangers_reach_no_shard(cases: Cases, pserver: PserverProcess, keys: Path) -> None:
     rng = cases.rng
     num_ended = 0
@@ -154,7 +155,7 @@ def log_of(pserver: PserverProcess) -> str:
     return pserver.log.read_text()
 
 
-@pytest.mark.cases(100, 5_000)
+@pytest.mark.cases(50, 5_000)
 def test_wrong_records_of_a_trainer_end_its_stream(cases: Cases, pserver: PserverProcess, keys: Path) -> None:
     """After its handshake: bytes that are no records, and records with bytes that are no messages."""
     rng = cases.rng
