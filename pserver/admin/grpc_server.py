@@ -26,6 +26,15 @@ from ..throttled_log import ThrottledLog
 _log = logging.getLogger(__name__)
 _refusals = ThrottledLog(_log)
 
+
+def _is_no_lost_reply(record: logging.LogRecord) -> bool:
+    """Returns whether a record of gRPC is not that of a reply to a caller that waits no longer."""
+    return not str(record.msg).startswith("ExecuteBatchError")
+
+
+# gRPC would log a traceback for each such reply, and any client can wait too short.
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_reply)
+
 # When the server stops, replies under way have this long to arrive; then the calls that wait are cancelled.
 LAST_REPLIES_S = 1.0
 # Calls that have arrived and not begun.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -61,4 +62,20 @@ def test_request_that_is_no_message_is_malformed(tmp_path: Path, caplog: pytest.
             assert error.code is ErrorCode.MALFORMED
             assert name in str(error)
     assert held.num_stops == 0
+    assert "Traceback" not in caplog.text
+
+
+def test_callers_that_wait_too_short_leave_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held = HeldControl(tmp_path)
+    rng = random.Random(1)
+    with (
+        closing(ControlPlane("127.0.0.1:0", held.service, held.settings, BY_TCP)) as served,
+        BY_TCP.grpc_channel(f"127.0.0.1:{served.port}", ()) as channel,
+    ):
+        calls = [channel.unary_unary(f"/{SERVICE}/{name}") for name in ("Stats", "Barrier")]
+        for _ in range(20):
+            futures = [rng.choice(calls).future(b"", timeout=rng.random() / 100) for _ in range(50)]
+            for future in futures:
+                future.exception()
+        assert calls[0](b"", timeout=20)
     assert "Traceback" not in caplog.text
