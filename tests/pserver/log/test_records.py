@@ -164,7 +164,7 @@ def test_a_segment_of_another_log_is_refused(small: Path, tmp_path: Path) -> Non
         bodies(small)
     writer = small_writer(tmp_path / "third", newest_lsn=0)
     writer.close()
-    assert LogReader(tmp_path / "third").identity == IDENTITY == LogIdentity(0, 1, 77, 99)
+    assert LogReader(tmp_path / "third").identity == IDENTITY == LogIdentity(0, 1, 0, 77, 99)
 
 
 def test_two_writers_of_one_log_are_refused(tmp_path: Path) -> None:
