@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from fleet_sparse.control_socket import ControlSocket
 from fleet_sparse.credentials import NO_KEYS, Credentials
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
@@ -25,6 +25,15 @@ from ..throttled_log import ThrottledLog
 
 _log = logging.getLogger(__name__)
 _refusals = ThrottledLog(_log)
+
+
+def _is_no_lost_reply(record: logging.LogRecord) -> bool:
+    """Returns whether a record of gRPC is not that of a reply to a caller that waits no longer."""
+    return not str(record.msg).startswith("ExecuteBatchError")
+
+
+# gRPC would log a traceback for each such reply, and any client can wait too short.
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_reply)
 
 # When the server stops, replies under way have this long to arrive; then the calls that wait are cancelled.
 LAST_REPLIES_S = 1.0
@@ -112,9 +121,10 @@ class ControlPlane:
 
     async def _start(self, address: str) -> int:
         self._server = grpc.aio.server(options=[*_OPTIONS, *_connections(self._settings)])
-        handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._handler(name), request.FromString, reply.SerializeToString)
-            for name, (request, reply) in METHODS.items()
+        # Requests are decoded by the handler: gRPC would log a traceback for each that is no message.
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(self._handler(name), None, reply.SerializeToString)
+            for name, (_, reply) in METHODS.items()
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -133,9 +143,10 @@ class ControlPlane:
         self._service.release_waiting()
         await self._server.stop(LAST_REPLIES_S)
 
-    def _handler(self, name: str) -> Callable[[Message, Any], Any]:
-        async def handle(request: Message, context: Any) -> Message:
+    def _handler(self, name: str) -> Callable[[bytes, Any], Any]:
+        async def handle(data: bytes, context: Any) -> Message:
             try:
+                request = _decoded(name, data)
                 check_call(self._credentials.role_of(context), name, request)
                 return await self._service.call(name, request)
             except Exception as error:
@@ -158,6 +169,20 @@ class ControlPlane:
         self._loop.close()
         if self._socket is not None:
             self._socket.close()
+
+
+def _decoded(name: str, data: bytes) -> Message:
+    """Returns the request of a call.
+
+    Raises:
+        ProtocolError: The bytes are no such message.
+    """
+    try:
+        return METHODS[name][0].FromString(data)
+    except DecodeError:
+        raise ProtocolError(
+            f"{name}: its {len(data)} bytes are no {METHODS[name][0].__name__}", code=ErrorCode.MALFORMED
+        ) from None
 
 
 def _connections(settings: Settings) -> list[tuple[str, int]]:

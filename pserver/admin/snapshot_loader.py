@@ -138,6 +138,8 @@ class _Loading:
             table = self._shard.add_table(section.spec, declared_by=self._origin, is_loaded=True).table
         except TableMismatch as error:
             raise file.corrupt(str(error), file.index_offset) from error
+        except MemoryError as error:
+            raise SnapshotError(f"{file.name}: {section.spec.name!r} does not fit into memory: {error}") from error
         table.optimizer_step = max(table.optimizer_step, section.optimizer_step)
 
     def _check_active(self) -> None:
