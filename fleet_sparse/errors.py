@@ -92,7 +92,7 @@ class Forbidden(FleetSparseError):
 
 
 class LeaseLost(FleetSparseError):
-    """A pserver no longer holds the lease of its shard, which another pserver may hold; it answers nothing and ends."""
+    """A pserver no longer holds the lease of its shard, which another one may have; it answers nothing and ends."""
 
 
 class LogFull(FleetSparseError):

@@ -2,8 +2,8 @@
 
 A lease is a file `<shard>.<number>`; the one with the largest number counts. Its process has it locked for as long as
 it lives, and renews it by its time of modification. So the lease of a process that has died is free at once, and that
-of a process that is suspended, or out of reach, once the time has not changed for longer than its ttl. No clock of another
-machine is read, and no process waits for a lock.
+of a process that is suspended, or out of reach, once the time has not changed for longer than its ttl. No clock of
+another machine is read, and no process waits for a lock.
 """
 
 from __future__ import annotations

@@ -150,6 +150,11 @@ class CuttingProxy:
         """Closes all connections; new ones are accepted at once."""
         self._cut.set()
 
+    def move(self, endpoint: str) -> None:
+        """Leads to another listener of the same kind from now on; closes all connections."""
+        self._target = endpoint if endpoint.startswith(("unix:", "tcp:")) else f"tcp:{endpoint}"
+        self.cut()
+
     def close(self) -> None:
         self._stopping = True
         self._thread.join()

@@ -58,6 +58,7 @@ def push_once(client: FrameClient[RemoteShard]) -> None:
 
 
 @pytest.mark.guarantee("W11")
+@pytest.mark.guarantee("W12")
 @pytest.mark.parametrize("channel", ["auto", pytest.param("zmq", marks=pytest.mark.slow)])
 def test_a_suspended_pserver_that_goes_on_acks_nothing(tmp_path: Path, channel: str) -> None:
     variables = {"FLEET_SPARSE_CHANNEL": channel}
