@@ -28,16 +28,28 @@ class Lease:
         ttl_s: As of `Coordinator.lease`.
         generation: Generation of the lease.
         valid_until: Monotonic time up to which it is valid.
+        has_waited: True if another process of the job held it when this one asked first.
 
     Attributes:
         generation: As given.
+        has_waited: As given.
         valid_until: Monotonic time up to which this process may answer. Without renewals it does not change, and minus
             infinity is final.
         on_lost: Called once by the thread of the lease when it is lost.
     """
 
-    def __init__(self, coordinator: Coordinator, shard: str, ttl_s: float, generation: int, valid_until: float) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        shard: str,
+        ttl_s: float,
+        generation: int,
+        valid_until: float,
+        *,
+        has_waited: bool = False,
+    ) -> None:
         self.generation = generation
+        self.has_waited = has_waited
         self.valid_until = valid_until
         self.on_lost: Callable[[], object] = lambda: None
         self._coordinator = coordinator
@@ -125,20 +137,21 @@ def take_lease(coordinator: Coordinator, shard: str, ttl_s: float, *, job: str, 
         SettingError: A pserver of another job holds it, and is alive; or as `Coordinator.lease`.
         OSError: The coordinator cannot be reached.
     """
-    begun_at, announced = time.monotonic(), 0
+    begun_at = time.monotonic()
+    holder: Holder | None = None
     while True:
         asked_at = time.monotonic()
         found = coordinator.lease(shard, ttl_s, after=after)
         if not isinstance(found, Holder):
             _log.info("%s: took the lease, generation %d", shard, found)
-            return Lease(coordinator, shard, ttl_s, found, asked_at + ttl_s)
+            return Lease(coordinator, shard, ttl_s, found, asked_at + ttl_s, has_waited=holder is not None)
         if found.job != job and asked_at - begun_at > found.ttl_s:
             raise SettingError(
                 f"{shard}: a pserver of another job, {found.process}, holds the lease of this shard. Give each job a "
                 f"FLEET_SPARSE_LOG, or {VARIABLE}, of its own"
             )
-        if announced != found.generation:
-            announced = found.generation
+        if holder != found:
+            holder = found
             _log.warning(
                 "%s: waits for the lease, which %s holds with generation %d", shard, found.process, found.generation
             )

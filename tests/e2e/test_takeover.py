@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fleet_sparse.local_pservers import LocalPservers, PserverProcess
-from support.jobs import TIMEOUT_S, python, wait_for_line
+from support.jobs import SCRIPTS, TIMEOUT_S, environment
 from support.lease_servers import etcd, zookeeper
 from support.proxies import CuttingProxy
 
@@ -24,13 +26,6 @@ JOB = {
     "FLEET_SPARSE_LEASE_S": "5",
     "FLEET_SPARSE_STALL_S": "1000",
 }
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -67,23 +62,41 @@ def test_a_job_continues_with_the_pserver_that_waited(tmp_path: Path, coordinato
         stack.callback(proxy.close)
         second = start("second")
         of_worker = LocalPservers((proxy.endpoint,), ()).environment()
-        worker = stack.enter_context(python("counting.py", tmp_path, MODE=mode, **{**JOB, **of_worker}))
+        with (tmp_path / "worker.log").open("wb") as output:
+            worker = subprocess.Popen(
+                [sys.executable, str(SCRIPTS / "counting.py")],
+                cwd=tmp_path,
+                env=environment(MODE=mode, **{**JOB, **of_worker}),
+                stdout=output,
+                stderr=output,
+            )
+        stack.callback(worker.wait)
         stack.callback(worker.kill)
-        wait_for_line(worker, "^step 100$")
+
+        def wait_for_steps() -> None:
+            begun_with = log("worker").count("step")
+            wait_until(lambda: log("worker").count("step") > begun_with + 1)
+
+        def wait_until(is_true: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not is_true():
+                assert time.monotonic() < deadline, [log(name) for name in ("first", "second", "worker")]
+                time.sleep(0.05)
+
+        wait_until(lambda: "step 100" in log("worker"))
         wait_until(lambda: "waits for the lease" in log("second"))
         pid = int(re.findall(r"starts: pid (\d+)", log("first"))[-1])
         os.kill(pid, signal.SIGSTOP)
         try:
             proxy.move(second.endpoint)  # which serves once it has the lease
-            wait_for_line(worker, "was started again; no push of this worker is lost")
-            wait_for_line(worker, "^step")
+            wait_until(lambda: "was started again; no push of this worker is lost" in log("worker"))
+            wait_for_steps()
         finally:
             os.kill(pid, signal.SIGCONT)
         wait_until(lambda: "LeaseLost" in log("first") and "waits for the lease" in log("first"))
-        wait_for_line(worker, "^step")
+        wait_for_steps()
         (tmp_path / "finish").touch()
-        output, _ = worker.communicate(timeout=TIMEOUT_S)
-        assert worker.returncode == 0, output
-        num_steps, *counts = map(int, re.findall(r"^counted (.*)", output, re.M)[0].split())
+        assert worker.wait(TIMEOUT_S) == 0, log("worker")
+        num_steps, *counts = map(int, re.findall(r"^counted (.*)", log("worker"), re.M)[0].split())
         assert set(counts) == {num_steps}
         assert second.wait() == 0
