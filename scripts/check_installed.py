@@ -18,11 +18,7 @@ NEEDS_PADDLE = (
     *("fleet_sparse.tools.parity", "fleet_sparse.serving.onnx_export", "fleet_sparse.serving.paddle_export"),
     *("fleet_sparse.serving.paddle_network", "fleet_sparse.serving.predictor", "fleet_sparse.serving.onnx_network"),
 )
-NEEDS_AN_EXTRA = (
-    "fleet_sparse.tools.authority",
-    "fleet_sparse.pserver.lease.etcd",
-    "fleet_sparse.pserver.lease.zookeeper",
-)
+NEEDS_AN_EXTRA = ("fleet_sparse.tools.authority",)
 
 
 def check(*, has_paddle: bool) -> None:

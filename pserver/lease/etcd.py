@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 
-from etcd3gw.client import Etcd3Client
-from etcd3gw.exceptions import Etcd3Exception
-
 from fleet_sparse.net_addresses import Address
 
 from .record import RecordStore
@@ -22,7 +19,11 @@ def open_etcd(host: str, prefix: str, timeout_s: float) -> RecordStore:
 
     Raises:
         SettingError: The host has no port.
+        ImportError: The extra is not installed.
     """
+    from etcd3gw.client import Etcd3Client
+    from etcd3gw.exceptions import Etcd3Exception
+
     address = Address.parse(host)
     client = Etcd3Client(host=address.host, port=address.port, timeout=timeout_s)
 
@@ -33,7 +34,7 @@ def open_etcd(host: str, prefix: str, timeout_s: float) -> RecordStore:
         try:
             found = client.get(key(shard), metadata=True)
         except Etcd3Exception as error:
-            raise _unreachable(error) from error
+            raise ConnectionError(error.detail_text or repr(error)) from error
         return (found[0][0], int(found[0][1]["mod_revision"])) if found else (b"", 0)
 
     def write(shard: str, content: bytes, version: int) -> int:
@@ -43,11 +44,7 @@ def open_etcd(host: str, prefix: str, timeout_s: float) -> RecordStore:
         try:
             done = client.transaction({"compare": [is_same], "success": [put]})
         except Etcd3Exception as error:
-            raise _unreachable(error) from error
+            raise ConnectionError(error.detail_text or repr(error)) from error
         return int(done["header"]["revision"]) if done.get("succeeded") else 0
 
     return RecordStore(read, write, client.session.close)
-
-
-def _unreachable(error: Etcd3Exception) -> ConnectionError:
-    return ConnectionError(error.detail_text or repr(error))

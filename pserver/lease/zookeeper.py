@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kazoo.client import KazooClient
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
-
 from .record import RecordStore
 
 
@@ -21,7 +18,11 @@ def open_zookeeper(hosts: str, path: str, timeout_s: float) -> RecordStore:
 
     Raises:
         OSError: No server can be reached.
+        ImportError: The extra is not installed.
     """
+    from kazoo.client import KazooClient
+    from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+
     client = KazooClient(hosts=hosts)
 
     def call(begin: Callable[[], Any]) -> Any:

@@ -176,7 +176,12 @@ class CuttingProxy:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         near, _ = self._listener.accept()
         far, target = socket_to(self._target)
-        far.connect(target)
+        try:
+            far.connect(target)
+        except ConnectionRefusedError:  # nobody listens there any more
+            near.close()
+            far.close()
+            return
         for one, other in ((near, far), (far, near)):
             if one.family != socket.AF_UNIX:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
