@@ -102,7 +102,9 @@ def start_log(
         LeaseLost: A process with a larger generation has begun to write the log.
     """
     identity = identity_of(shard, settings.job_id)
-    _set_aside_other(directory, identity)
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        _set_aside_other(directory, identity)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         replayed = _continue_log(shard, directory, identity, settings, generation, segment_bytes)

@@ -303,7 +303,10 @@ def newest_generation(directory: Path) -> int:
     if not directory.exists():
         return 0
     newest = max((path for path in directory.iterdir() if is_segment(path.name)), default=None)
-    return 0 if newest is None else read_header(newest).generation
+    try:
+        return 0 if newest is None else read_header(newest).generation
+    except FileNotFoundError:  # the job has ended meanwhile
+        return 0
 
 
 def _write(file: int, parts: Sequence[Buffer], offset: int) -> None:
