@@ -51,6 +51,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "parts": (("--serial",), ("--serial", "--mkl-avx2"), ("--model", "lookup", "--mode", "async", "--serial")),
     "cluster": ((),),
     "growth": ((),),
+    "het_misses": ((),),
     "snapshot": (("--baseline",),),
     "dense": ((),),
     "serving": ((),),

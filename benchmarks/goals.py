@@ -255,6 +255,41 @@ def process(key: str, unit: float, suffix: str) -> Callable[[Run], Figure]:
     return measure
 
 
+def hit(distribution: str, value: Callable[[Mapping[str, float], int], float]) -> Measure:
+    """Returns the measure of hits of a row cache, from the times of a round and the number of rows of a batch."""
+
+    def measure(run: Run) -> Figure | None:
+        name = f"find, lease and touch, {distribution}"
+        found = [(case, each["batch"]) for case, each in run["cases"].items() if each["kernel"] == name]
+        return None if not found else by_round(lambda each: value(each[found[0][0]], found[0][1]))(run)
+
+    return measure
+
+
+def of_reads(case: str, key: str, *, belady: bool) -> Measure:
+    """Returns the measure of the percentage of reads that miss, or whose row enters; `belady` adds that of Belady's."""
+    optimal = f"{case.split(':', maxsplit=1)[0]}: Belady"
+
+    def measure(run: Run) -> Figure:
+        least = 100 * float(np.median([each[optimal][key] for each in run["rounds"]]))
+        return by_round(lambda each: 100 * each[case][key])(run)._replace(baseline=f"Belady: {least:.1f}" * belady)
+
+    return measure
+
+
+def misses_after_a_move(run: Run) -> Figure:
+    """Returns the percentage of reads that miss in the cache, less that of the better one that begins anew."""
+
+    def points(of_round: Round) -> float:
+        ours, *others = (
+            float(of_round[f"hot set moved: {name}"]["missed"])
+            for name in ("aged LFU", "LRU begun anew", "LFU begun anew")
+        )
+        return 100 * (ours - min(others))
+
+    return by_round(points)(run)
+
+
 def find_and_gather(run: Run) -> Figure:
     """Returns the rate over that of random lines, in the largest table of dim 16."""
     cases = {name: each["num_rows"] for name, each in run["cases"].items() if each["kernel"] == "find and gather"}
@@ -336,6 +371,7 @@ def p99_under_deltas(run: Run) -> Figure | None:
     return by_round(lambda each: p99(each, "reads with deltas") / p99(each, "reads without deltas"))(run)
 
 
+_CRITEO = {"exponent": 1.1, "batch": 512, "rows": 10_000_000, "steps": 8000}
 _MEMBERS = {"workers": 4000, "batch": 1000}
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
 _SYNC, _ASYNC = {"mode": "sync", "serial": None}, {"mode": "async", "max_step_lag": None, "serial": None}
@@ -466,6 +502,11 @@ def _against(model: str, what: str, part: str) -> Goal:
     return Goal(name, (1.02,), "", "compare", options, against(part), digits=3)
 
 
+def _misses(name: str, bound: float, case: str, key: str, *, belady: bool = False) -> Goal:
+    """Returns a goal of a row cache on Criteo's shape."""
+    return Goal(name, (bound,), "% of reads", "het_misses", _CRITEO, of_reads(case, key, belady=belady))
+
+
 def _serving(name: str, bound: float, measure: Measure, unit: str = "") -> Goal:
     """Returns a goal of `serving`; of several cases the worst counts."""
     return Goal(name, (bound,), unit, "serving", {"rows": [1_000_000, 10_000_000]}, measure)
@@ -559,6 +600,28 @@ GOALS: Sequence[Goal] = (
     Goal(
         "find and gather in 20 M rows, over random lines", (0.6,), "", "kernels", _KERNELS, find_and_gather, "", False
     ),
+    *(
+        goal
+        for distribution, most_ns in (("uniform", 20), ("Zipf", 12))
+        for goal in (
+            Goal(
+                f"hit of a row cache of 1 M rows, {distribution}",
+                (most_ns,),
+                "ns a row",
+                "kernels",
+                _KERNELS,
+                hit(distribution, lambda each, batch: 1e9 * each["ours"] / batch),
+            ),
+            Goal(
+                f"hit of a row cache of 1 M rows over its search alone, {distribution}",
+                (1.3,),
+                "",
+                "kernels",
+                _KERNELS,
+                hit(distribution, lambda each, batch: each["ours"] / each["find"]),
+            ),
+        )
+    ),
     Goal(
         "100 000 fresh ids on a shard, counted exactly",
         (5,),
@@ -582,6 +645,24 @@ GOALS: Sequence[Goal] = (
         "entries",
         {},
         by_round(lambda each: 100 * each["60 % one-touch ids, exact counters"]["once_with_row"]),
+    ),
+    *(
+        _misses(
+            f"misses of a row cache of {percent} % of the rows", bound, f"{percent} %: aged LFU", "missed", belady=True
+        )
+        for percent, bound in ((1, 17.8), (3, 11.0), (5, 9.2), (10, 7.0))
+    ),
+    *(
+        _misses(f"rows that enter a row cache of {percent} % of the rows", bound, f"{percent} %: aged LFU", "entered")
+        for percent, bound in ((1, 2.5), (5, 3.5))
+    ),
+    Goal(
+        "misses of a row cache 200 to 500 steps after the hot set moved, less the better of LRU and LFU begun anew",
+        (1,),
+        "points",
+        "het_misses",
+        _CRITEO,
+        misses_after_a_move,
     ),
     _serving("plain model, CPU over a dense embedding's, batch 1", 1.6, served_ratio(_PLAIN, _DENSE, (1,), "cpu_s")),
     _serving(

@@ -7,8 +7,10 @@ as many.
 The limit is the same loop, with the same prefetching, that only reads one float of each cache line that the kernel has
 to touch: of the index for `find` and `insert`, of the row for `gather`, of the row and its state for a rule. It reads
 the same mapping in the same run, interleaved with the kernel. `dedup` and `merge` work in the caches; `merge` has a
-memcpy of its gradients as a baseline. NumPy does the same where it can: searchsorted on sorted ids, unique, add.at,
-and fancy indices, with the formula of a rule. Every kernel is checked before it is measured.
+memcpy of its gradients as a baseline. `find, lease and touch` is a hit of a worker's row cache, of distinct ids that
+are drawn uniformly or by Zipf's law; its baseline is the search alone. NumPy does the same where it can: searchsorted
+on sorted ids, unique, add.at, and fancy indices, with the formula of a rule. Every kernel is checked before it is
+measured.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +31,8 @@ from benchmarks.baselines import zipf
 from benchmarks.lines import read_lines
 from benchmarks.options import AT_LEAST_1, DIM, amount, check_batch
 from benchmarks.record import Record, add_results
+from fleet_sparse.core.cache_index import CacheIndex
+from fleet_sparse.core.cache_policies import AGED_LFU, ALL
 from fleet_sparse.core.ids import hash_ids
 from fleet_sparse.core.initializer import initial_scalars, uniform
 from fleet_sparse.core.kernels_batch import dedup_scratch, dedup_split, segment_sum
@@ -40,12 +45,14 @@ from fleet_sparse.pserver.storage.table_store import MAX_BLOCK_DIM
 from fleet_sparse.pserver.storage.virtual_memory import Populator, ReservedMemory
 from fleet_sparse.warm_up import warm_up
 
-OURS, LIMIT, NUMPY, MEMCPY = "ours", "limit", "NumPy", "memcpy"
+OURS, LIMIT, NUMPY, MEMCPY, FIND = "ours", "limit", "NumPy", "memcpy", "find"
 NUM_IDS, NUM_FIELDS = 13_312, 26
 SALT, SEED = 0x5EED, 1
 FLOAT_BYTES, CELL_FLOATS, LINE_FLOATS = 4, 4, 16
 FILL, LEARNING_RATE = 0.01, 0.05
 INSERT_BATCH = 50_000
+NUM_CACHED, CACHED_STEPS, ZIPF_EXPONENT, NUM_BATCHES = 1_000_000, 1 << 20, 1.05, 64
+HIT = "find, lease and touch"
 MOST_GIGABYTES = 12.0
 
 Run = Callable[[], Any]
@@ -195,6 +202,42 @@ def of_index(index: Index, batch: int, rng: np.random.Generator) -> Iterator[Cas
     yield Case("insert", num_rows, 0, batch, runs)
     index.find(ids_of(np.arange(index.num_rows - batch, index.num_rows)), out)()
     check("insert", out, np.arange(index.num_rows - batch, index.num_rows))
+
+
+def of_cache(num_rows: int, batch: int, rng: np.random.Generator) -> Iterator[Case]:
+    """Yields the cases of hits in a row cache that has so many rows, a third of them without a lease."""
+    index = CacheIndex(num_rows, SALT, AGED_LFU, ALL)
+    for begin in range(0, num_rows, INSERT_BATCH):
+        ids = ids_of(np.arange(begin, min(begin + INSERT_BATCH, num_rows)))
+        index.use(ids, 0)
+        index.replace(ids, index.choose(ids), CACHED_STEPS)
+    index.lease(np.arange(0, num_rows, 3), np.zeros(-(-num_rows // 3), np.int64))
+    weights = np.arange(1, num_rows + 1) ** -ZIPF_EXPONENT
+    sums, by_rank = np.cumsum(weights) / weights.sum(), rng.permutation(num_rows)
+
+    def uniform_numbers() -> NDArray[np.int64]:
+        return np.unique(rng.integers(num_rows, size=batch + batch // 8))
+
+    def zipf_numbers() -> NDArray[np.int64]:
+        return np.unique(by_rank[np.minimum(np.searchsorted(sums, rng.random(4 * batch)), num_rows - 1)])
+
+    for name, draw in (("uniform", uniform_numbers), ("Zipf", zipf_numbers)):
+        # Drawn ahead, because drawing by Zipf's law empties the CPU caches.
+        batches = [rng.permutation(draw())[:batch] for _ in range(NUM_BATCHES)]
+        ids_ahead = cycle([ids_of(numbers) for numbers in batches])
+        uses = index.use(ids_of(batches[0]), 1)
+        check("hits", uses.slots, batches[0])
+        check("leases", uses.unleased, np.flatnonzero(batches[0] % 3 == 0))
+
+        def hits(ids_ahead: Iterator[NDArray[np.int64]] = ids_ahead) -> Run:
+            ids = next(ids_ahead)
+            return lambda: index.use(ids, 1)
+
+        def found(ids_ahead: Iterator[NDArray[np.int64]] = ids_ahead) -> Run:
+            ids = next(ids_ahead)
+            return lambda: index.find(ids)
+
+        yield Case(f"{HIT}, {name}", num_rows, 0, min(map(len, batches)), {OURS: hits, FIND: found})
 
 
 def of_rows(
@@ -377,6 +420,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     """Yields all cases, one after the other: the next one overwrites the memory of the one before."""
     rng = np.random.default_rng(0)
     yield from of_batch(options.dims, rng)
+    yield from of_cache(min(NUM_CACHED, max(options.rows)), options.batch, rng)
     memory = ReservedMemory(huge_pages=True).array(np.float32)
     memory = memory[: int(options.gigabytes * 1e9) // FLOAT_BYTES]
     for num_rows in options.rows:
@@ -404,7 +448,7 @@ def row_of(case: Case, measured: Sequence[dict[str, float]]) -> list[str]:
         str(case.dim or ""),
         f"{case.batch / np.median(ours) / 1e6:.1f}",
     ]
-    for name in (LIMIT, MEMCPY, NUMPY):
+    for name in (LIMIT, MEMCPY, FIND, NUMPY):
         if name not in measured[0]:
             cells.append("")
             continue
@@ -436,7 +480,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     warm_up()
     table = Table(title=f"batches of {options.batch:,}; times of the others over ours, medians (quartiles)")
-    for heading in ("kernel", "rows", "dim", "M/s", "limit / ours", "memcpy / ours", "NumPy / ours"):
+    for heading in ("kernel", "rows", "dim", "M/s", "limit / ours", "memcpy / ours", "find / ours", "NumPy / ours"):
         table.add_column(heading, justify="right" if heading != "kernel" else "left", no_wrap=True)
     measured: dict[str, list[dict[str, float]]] = {}
     about: dict[str, dict[str, Any]] = {}

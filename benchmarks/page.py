@@ -150,6 +150,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ratio("the limit's time over ours", "limit", "ours"),
         ratio("NumPy's time over ours", "NumPy", "ours"),
         ratio("memcpy's time over ours", "memcpy", "ours"),
+        ratio("find's time over ours", "find", "ours"),
     ),
     "entries": (
         key("ms a push", 2, "median_ms"),
@@ -159,6 +160,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("% of one-touch ids with a row", 2, "once_with_row", 0.01),
         key("AUC", 4, "auc"),
     ),
+    "het_misses": (key("misses, %", 2, "missed", 0.01), key("rows that enter, %", 2, "entered", 0.01)),
     "log": (
         key("ms a push", 2, "median_ms"),
         key("p99, ms", 2, "p99_ms"),

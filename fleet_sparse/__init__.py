@@ -26,6 +26,7 @@ __all__ = [
     "PserverOptimizer",
     "PserverStrategy",
     "PushRefused",
+    "RowCache",
     "SettingError",
     "Settings",
     "ShardUnavailable",
@@ -51,6 +52,7 @@ __all__ = [
 _HOMES = {
     "PserverOptimizer": "fleet_sparse.plugin.optimizer",
     "PserverStrategy": "fleet_sparse.plugin.strategy",
+    "RowCache": "fleet_sparse.plugin.row_cache",
     "Settings": "fleet_sparse.settings",
     "describe": "fleet_sparse.transpiler.describe",
     "entry": "fleet_sparse.plugin.entry_config",
@@ -142,6 +144,7 @@ if TYPE_CHECKING:
     from fleet_sparse.plugin.look_ahead import look_ahead
     from fleet_sparse.plugin.optimizer import PserverOptimizer
     from fleet_sparse.plugin.resumable import resumable
+    from fleet_sparse.plugin.row_cache import RowCache
     from fleet_sparse.plugin.save_calls import resume, resume_step, save, save_every, shrink
     from fleet_sparse.plugin.static.pooling import pooled_embedding
     from fleet_sparse.plugin.strategy import PserverStrategy

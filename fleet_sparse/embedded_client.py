@@ -21,12 +21,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.pserver.engine.reply import DeferredReply, Reply
 from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.pserver.shared_shard import SharedShard
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frame_format import PUSHES, Block, Header, Op
+from fleet_sparse.wire.frame_format import PUSHES, Action, Block, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
 from fleet_sparse.worker.net.link_errors import LinkErrors
@@ -59,7 +60,7 @@ class LocalRequest(msgspec.Struct, eq=False):
         header: Its header; the client numbers it.
         is_push: True if its op changes something on the shard.
         blocks: Its blocks.
-        outs: Destination of the rows of each PULL block.
+        outs: Destination of the rows of each PULL block; None for one that asks about copies.
         places: For each PULL block the memory that the shard writes the rows to; None if they are in the reply, to be
             converted or divided.
         num_bytes_sent: Bytes of its ids and gradients.
@@ -73,7 +74,7 @@ class LocalRequest(msgspec.Struct, eq=False):
     header: Header
     is_push: bool
     blocks: list[Block] = []
-    outs: list[Outs] = []
+    outs: list[Outs | None] = []
     places: list[NDArray[np.float32] | None] = []
     num_bytes_sent: int = 0
     num_bytes_received: int = 0
@@ -99,13 +100,19 @@ class LocalRequest(msgspec.Struct, eq=False):
         """As `ShardRequest`."""
         return not self.blocks
 
-    def add(self, block: Block, outs: Outs | None = None) -> None:
+    def add(self, block: Block, outs: Outs | None = None, *, num_states: int = 0) -> None:
         """As `ShardRequest`."""
         self.blocks.append(block)
         num_rows = 0
         if block.ids is not None:
             num_rows = block.count
             self.num_bytes_sent += block.ids.nbytes
+        self.num_bytes_sent += sum(column.nbytes for column in block.copies.values())
+        if block.action is Action.PULL and outs is None:
+            self.outs.append(None)
+            self.places.append(None)
+            self.num_pulled_rows += num_rows
+            return
         if outs is None:
             assert block.rows is not None, "only a PULL block has none"
             self.num_bytes_sent += block.rows.nbytes
@@ -127,7 +134,9 @@ class LocalRequest(msgspec.Struct, eq=False):
         blocks = self.reply.blocks
         if not blocks:
             return []
-        destinations = [outs for outs, place in zip(self.outs, self.places, strict=True) if place is None]
+        destinations = [
+            outs for outs, place in zip(self.outs, self.places, strict=True) if place is None and outs is not None
+        ]
         for block, outs in zip(blocks, destinations, strict=False):
             assert block.rows is not None, "a ROWS block has rows"
             write_rows(block.rows, block.dtype, outs)
@@ -204,7 +213,7 @@ class EmbeddedClient(TableClient):
     def __init__(self, shards: Sequence[SharedShard], identity: ClientIdentity, settings: Settings) -> None:
         self._counters = _Counters()  # guarded by `_lock`
         rows_dtype = RowDtype[settings.rows_dtype.upper()]
-        super().__init__(len(shards), rows_dtype, settings.max_frame_bytes, self._counters)
+        super().__init__(Placement.even(len(shards)), rows_dtype, settings.max_frame_bytes, self._counters)
         self.identity = identity  # constant after construction, as all down to the blank line
         self._shards = shards
         self._errors = [LinkErrors(shard, ENDPOINT) for shard in range(len(shards))]

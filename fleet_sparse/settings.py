@@ -120,6 +120,10 @@ class Behaviour:
     """Encoding of gradients of dense parameters in pushes: `bfloat16` takes half the bytes and is rounded. Values of
     dense parameters always travel in float32. The same on all workers of a job."""
 
+    row_shards: Annotated[int, Range(0, 1 << 14, "pservers")] = 0
+    """Number of pservers, from the first on, that have the rows of tables; all others have the dense parameters, as on
+    the machines of the workers. 0 if all have both. The same on all pservers and workers of a job."""
+
     root: str = "."
     """Directory under which a pserver saves and loads, relative to its working directory; or a URL for fsspec, as
     `s3://bucket/job`."""

@@ -16,7 +16,9 @@ from fleet_sparse.core import (  # noqa: F401
     entries,
     kernels_batch,
     kernels_bitmap,
+    kernels_changes,
     kernels_clip,
+    kernels_clocks,
     kernels_columns,
     kernels_cow_view,
     kernels_decay,
@@ -35,6 +37,8 @@ from fleet_sparse.kernel_cache import IS_CACHED, KernelCache, open_cache
 from fleet_sparse.wire import kernels_answer  # noqa: F401  # as above
 
 _OF_WORKERS = (
+    "fleet_sparse.core.kernels_cache",
+    "fleet_sparse.core.kernels_copies",
     "fleet_sparse.core.kernels_lines",
     "fleet_sparse.core.kernels_row_cache",
     "fleet_sparse.wire.kernels_lane",

@@ -22,7 +22,7 @@ import xxhash
 import zmq
 
 from fleet_sparse.control_socket import has_socket
-from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.placement import Placement, version_of
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
@@ -309,18 +309,25 @@ def make_shard(options: Options, settings: Settings, lease: Lease | None = None)
     Raises:
         SnapshotError: The snapshot cannot be read.
         LogCorrupt, LogFull, LeaseLost: As `start_log`.
+        SettingError: More pservers should have rows than there are.
     """
+    if settings.row_shards > options.num_shards:
+        raise SettingError(
+            f"FLEET_SPARSE_ROW_SHARDS: is {settings.row_shards}, and there are {options.num_shards} pservers. Write at "
+            "most their number, or leave it out"
+        )
     shard = Shard(
         options.shard,
         options.num_shards,
         cluster_id=cluster_id_of(options.servers) if options.cluster_id is None else options.cluster_id,
         incarnation=incarnation_of(options.generation if lease is None else lease.generation),
-        placement=Placement.even(options.num_shards),
+        placement=Placement.even(options.num_shards, version_of(options.num_shards, settings.row_shards)),
         max_staged_bytes=settings.max_staged_bytes,
         max_pre_image_bytes=settings.max_pre_image_bytes,
         huge_pages=settings.huge_pages,
         row_limits=RowLimits(settings.max_rows, settings.max_bytes),
         only_registered=True,
+        max_reply_bytes=settings.max_frame_bytes,
     )
     if settings.durability in LOGGED:
         of_log = settings if settings.job_id else dataclasses.replace(settings, job_id=options.log_job_id)

@@ -217,6 +217,14 @@ def _dense(_: Path) -> None:
     minimize(active(), loss, optimizer, strategy, None, None, num_pserver_processes=2, num_workers=2)
 
 
+@entry(
+    PlanError,
+    "PserverStrategy: max_row_lag is 100 and max_row_drift is 0.1, and rows have one bound. Leave one of both out",
+)
+def _row_bound(_: Path) -> None:
+    read_strategy(PserverStrategy(max_row_lag=100, max_row_drift=0.1))
+
+
 @entry(PlanError, "optimizer Rprop: is not supported on pservers, should be one of Adagrad, <...>")
 def _optimizer(_: Path) -> None:
     read_optimizer(paddle.optimizer.Rprop(0.1))

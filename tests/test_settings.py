@@ -34,6 +34,8 @@ def text_and_value(name: str) -> tuple[str, object]:
         return CHOICES[name][-1], CHOICES[name][-1]
     if name == "worker_lost_s":  # less than 30 would change the time between heartbeats, too
         return "45.5", 45.5
+    if name == "row_shards":  # a number of pservers
+        return "7000", 7000
     if TYPES[name] is bool:
         return ("0", False) if getattr(DEFAULTS, name) else ("1", True)
     return GIVEN[TYPES[name]]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .bounds import UNBOUNDED, Bounds
 from .decay import Decay
+from .placement import EVEN, num_row_shards_of
 from .spec import Spec, check_bounds, is_int, is_number, unequal
 
 
@@ -80,12 +81,16 @@ class DenseSpec(Spec):
         last = self.segments[-1]
         return last.offset + last.size
 
-    def range_of(self, shard: int, num_shards: int) -> tuple[int, int]:
+    def range_of(self, shard: int, num_shards: int, placement_version: int = EVEN) -> tuple[int, int]:
         """The values `[begin, end)` that a shard owns. Sizes differ by at most one, and may be 0.
 
         With a rule that needs whole rows both ends move up to the next end of a segment: a segment is never split.
+        Where some shards have rows alone, theirs are `(0, 0)`.
         """
-        return self._cut(shard, num_shards), self._cut(shard + 1, num_shards)
+        first = num_row_shards_of(placement_version)
+        if shard < first:
+            return 0, 0
+        return self._cut(shard - first, num_shards - first), self._cut(shard + 1 - first, num_shards - first)
 
     def differences(self, other: Spec) -> list[str]:
         """Fields in which the two specs disagree, this one's value first; empty if they agree.

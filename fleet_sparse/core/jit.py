@@ -30,6 +30,7 @@ INT32S = types.Array(types.int32, 1, "C")
 UINT8S = types.Array(types.uint8, 1, "C")
 UINT16S = types.Array(types.uint16, 1, "C")
 UINT32S = types.Array(types.uint32, 1, "C")
+UINT64S = types.Array(types.uint64, 1, "C")
 FLOAT32S = types.Array(types.float32, 1, "C")
 FLOAT64S = types.Array(types.float64, 1, "C")
 INT64 = types.int64

@@ -22,7 +22,7 @@ IDS_PER_LINE = 8
 _BUCKET_SHIFT, _LOW = np.uint64(64 - BUCKET_BITS), np.uint64(0xFFFF_FFFF)
 _LINE_SHIFT, _LINE, _IN_LINE = np.uint64(32), np.uint64(LINE_BYTES), np.uint64(LINE_BYTES - 1)
 _PROBE_BITS, _NUM_PROBES, _AHEAD = np.uint64(6), np.uint64(4), np.uint64(16)
-_FULL, _HALF = np.float32(255), np.float32(0.5)
+_FULL, _HALF, _LARGEST = np.float32(255), np.float32(0.5), np.uint8(255)
 
 
 @inlined
@@ -58,6 +58,18 @@ def _smallest(counters: NDArray[np.uint8], begin: np.uint64, probes: np.uint64) 
     for k in range(_NUM_PROBES):
         smallest = min(smallest, counters[begin + ((probes >> (k * _PROBE_BITS)) & _IN_LINE)])
     return smallest
+
+
+@inlined
+def count_one(counters: NDArray[np.uint8], begin: np.uint64, h: np.uint64) -> np.uint8:
+    """Adds 1 to the total of the id with this hash, whose line begins at `begin`, and returns the new total."""
+    probes = splitmix64(h)
+    smallest = _smallest(counters, begin, probes)
+    total = smallest + np.uint8(smallest < _LARGEST)
+    for k in range(_NUM_PROBES):
+        at = begin + ((probes >> (k * _PROBE_BITS)) & _IN_LINE)
+        counters[at] = max(counters[at], total)
+    return np.uint8(total)
 
 
 @kernel(UINT8S, INT64_IN, INT64_IN, FLOAT32S)

@@ -7,6 +7,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from .row_bound import RowBound
+
 SYNC: Final = "sync"
 ASYNC: Final = "async"
 GEO: Final = "geo"
@@ -36,10 +38,11 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dense: Where gradients of dense parameters are merged in a job of several workers: on the `PSERVERS`, or, in
             sync, by the workers among themselves with `ALL_REDUCE`.
         dense_grads_dtype: Encoding of the gradients of dense parameters in pushes.
+        row_bound: What rows that workers cache may lack; None if workers cache no rows.
 
     Raises:
         ValueError: `max_step_lag` outside of async, `k_steps` that does not fit the kind, `ALL_REDUCE` outside of
-            sync, or a `dense_grads_dtype` where no gradients of dense parameters are pushed.
+            sync, a `row_bound` in geo, or a `dense_grads_dtype` where no gradients of dense parameters are pushed.
     """
 
     kind: Kind = ASYNC
@@ -48,8 +51,11 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     k_steps: _Count = 0
     dense: Dense = PSERVERS
     dense_grads_dtype: GradsDtype = "float32"
+    row_bound: RowBound | None = None
 
     def __post_init__(self) -> None:
+        if self.row_bound is not None and self.kind == GEO:
+            raise ValueError(f"row_bound is {self.row_bound} in {self.kind}, should be None")
         if self.max_step_lag is not None and self.kind != ASYNC:
             raise ValueError(f"max_step_lag is {self.max_step_lag} in {self.kind}, should be None")
         if (self.k_steps > 0) != (self.kind == GEO):
@@ -80,12 +86,14 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             details.append(f"dense {self.dense}")
         if self.dense_grads_dtype != "float32":
             details.append(f"FLEET_SPARSE_DENSE_GRADS_DTYPE {self.dense_grads_dtype}")
+        if self.row_bound is not None:
+            details.append(str(self.row_bound))
         return f"{self.kind} ({', '.join(details)})" if details else self.kind
 
     def to_json(self) -> str:
         """The mode as one line of JSON; `parse_mode` reads it. Fields after `k_steps` are left out at defaults."""
-        fields = msgspec.structs.asdict(self)
-        for name, default in (("dense", PSERVERS), ("dense_grads_dtype", "float32")):
+        fields = msgspec.to_builtins(self)
+        for name, default in (("dense", PSERVERS), ("dense_grads_dtype", "float32"), ("row_bound", None)):
             if fields[name] == default:
                 del fields[name]
         return json.dumps(fields, sort_keys=True)

@@ -36,7 +36,10 @@ def stats() -> dict[str, Any]:
     Returns:
         `pservers`: one dict per pserver with `shard`, `rows`, `tables` (rows by name), `rejected_new_ids` (ids of
         pushes that got no row, for want of room; an id counts in every push), `resident_bytes`, `requests`;
-        `bytes_pulled`, `bytes_pushed`, `rows_pulled`, `rows_pushed`: of this worker since `init_worker`.
+        `bytes_pulled`, `bytes_pushed`, `rows_pulled`, `rows_pushed`: of this worker since `init_worker`;
+        `row_cache`: of this worker's row caches, one dict per table with `rows` and `bytes` of its copies, `held` (rows
+        with updates that the pservers do not have), and, counting rows, `reads`, `hits`, `checks` (hits that asked the
+        pservers), `refreshed`, `entered`, `left`; and `bytes_saved` against no cache.
 
     Raises:
         FleetSparseError: Before `fleet.init_worker()`, or a push failed.
@@ -60,4 +63,19 @@ def stats() -> dict[str, Any]:
         "bytes_pushed": client.bytes_sent,
         "rows_pulled": client.num_pulled_rows,
         "rows_pushed": client.num_pushed_rows,
+        "row_cache": {
+            table: {
+                "rows": cache.rows,
+                "bytes": cache.bytes,
+                "held": cache.held,
+                "reads": cache.counters.read,
+                "hits": cache.counters.hit,
+                "checks": cache.counters.asked,
+                "refreshed": cache.counters.refreshed,
+                "entered": cache.counters.entered,
+                "left": cache.counters.left,
+                "bytes_saved": cache.bytes_saved,
+            }
+            for table, cache in connection.cache_stats().items()
+        },
     }

@@ -17,6 +17,7 @@ from fleet_sparse.worker.modes.geo import dense_on_pservers, table_on_pservers
 
 from .accessor_config import AccessorConfig
 from .optimizer_config import OptimizerConfig
+from .row_cache import RowCache
 from .static.dense_parameters import DenseParameters
 
 READ_ONLY = OptimizerConfig(read_only.name, ())
@@ -42,6 +43,12 @@ class Catalog:
         self._unregistered: list[TableSpec | DenseSpec] = []
         self._reduced: ReducedProgram | None = None
         self._accessors: dict[str, AccessorConfig] = {}
+        self._row_cache: RowCache | None = None
+
+    @property
+    def row_cache(self) -> RowCache | None:
+        """Options of the row caches; None if no program has some."""
+        return self._row_cache
 
     @property
     def reduced(self) -> ReducedProgram | None:
@@ -116,6 +123,20 @@ class Catalog:
                     "give all of them one DistributedStrategy"
                 )
             self._mode = mode
+
+    def declare_row_cache(self, row_cache: RowCache | None) -> None:
+        """Declares the options with which a program's rows are cached, after its mode.
+
+        Raises:
+            PlanError: Another program has others.
+        """
+        with self._lock:
+            if self._row_cache is not None and row_cache is not None and self._row_cache != row_cache:
+                raise PlanError(
+                    f"PserverStrategy.row_cache: another program has {self._row_cache}, this one has {row_cache}; give "
+                    "all of them one PserverStrategy"
+                )
+            self._row_cache = row_cache
 
     def declare_size(self, embedding: EmbeddingSpec) -> None:
         """Declares that ids past the size of a table are refused.

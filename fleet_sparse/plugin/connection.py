@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
-from fleet_sparse.core.mode import GEO, SYNC, Mode
+from fleet_sparse.core.cache_policies import chosen
+from fleet_sparse.core.mode import AVG, GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.row_bound import steps_off_lease
 from fleet_sparse.errors import PlanError, SnapshotError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
-from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.control import ControlClient, Passed
 from fleet_sparse.worker.control.failover import Failover
 from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.progress_reporter import ProgressReporter
@@ -26,7 +28,9 @@ from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import Registration, TableState
 from fleet_sparse.worker.net.table_client import TableClient
+from fleet_sparse.worker.rows.cached_table import CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_caches import CacheStats, RowCaches
 
 from .all_reduce import PaddleGroup
 from .catalog import Catalog
@@ -105,6 +109,8 @@ class JobConnection:
         self._has_left = False  # the step group, and did not pass the barrier after that
         self._others_wait = False  # at another barrier than the one that this worker passed last
         self._registering = threading.Lock()  # held while pservers are sent tables
+        self._caches: RowCaches | None = None
+        self._copies_epoch = 0  # at the newest barrier
         with ExitStack() as undo:
             if role.pserver_endpoints:
                 self.control, embedded = control or open_control(role, settings), None
@@ -196,9 +202,18 @@ class JobConnection:
         self.leave_steps()
         if before_barrier is not None:
             before_barrier()
-        num_loads, self._others_wait = self.control.barrier(name, once=once, alone=alone)
+        passed = self.pass_barrier(name, once=once, alone=alone)
+        self._others_wait = passed.others_wait
         self._has_left = False
-        return num_loads
+        return passed.num_loads
+
+    def pass_barrier(self, name: str, *, once: bool = False, alone: bool = False) -> Passed:
+        """Waits at a barrier as `ControlClient.barrier`, outside of the steps; drops copies of replaced rows."""
+        passed = self.control.barrier(name, once=once, alone=alone)
+        if self._caches is not None and passed.copies_epoch != self._copies_epoch:
+            self._caches.clear()
+        self._copies_epoch = passed.copies_epoch
+        return passed
 
     def leave_steps(self) -> None:
         """Returns when the pservers have this worker's pushes; the others' steps then run without this worker."""
@@ -289,6 +304,10 @@ class JobConnection:
         """States of the tables that the pservers reported at the newest registration."""
         return [state for registration in self.registrations for state in registration.tables]
 
+    def cache_stats(self) -> Mapping[str, CacheStats]:
+        """What this worker's row caches hold and did, by table; empty without caches."""
+        return {} if self._caches is None else self._caches.stats()
+
     def close(self) -> None:
         """Ends the connection, not the pservers.
 
@@ -337,9 +356,35 @@ class JobConnection:
                 local_rows=local_rows,
                 local_dense=local_dense,
             )
-        training = PserverTraining(self.client, self.deduplicator, mode, self.role.num_workers)
+        self._caches = self._row_caches(mode)
+        training = PserverTraining(self.client, self.deduplicator, mode, self.role.num_workers, caches=self._caches)
         training.note_states(self.states())
         return training
+
+    def _row_caches(self, mode: Mode) -> RowCaches | None:
+        """The caches of this worker's rows; None if it caches none."""
+        options = self._catalog.row_cache
+        if mode.row_bound is None or options is None:
+            return None
+        policy, admission = chosen(options.policy, options.admit)
+        job = CacheJob(
+            mode.row_bound,
+            self.role.num_workers,
+            steps_off_lease(mode.max_step_lag) if mode.is_step_synchronized else None,
+            policy,
+            admission,
+            options.hold_back,
+        )
+        return RowCaches(
+            self.client,
+            self.deduplicator,
+            job,
+            self._catalog.tables,
+            max_bytes=options.max_bytes,
+            max_rows=options.max_rows,
+            averages_linear=options.merge is None and mode.kind == SYNC and mode.scale == AVG,
+            averages_all=options.merge == "avg",
+        )
 
     def _connected_for_all_reduce(self, training: Training, mode: Mode | None) -> Training:
         """Connects the workers with each other if they merge dense gradients. All workers do it at once.

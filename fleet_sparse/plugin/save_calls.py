@@ -65,10 +65,13 @@ def save_every(
 
     Raises:
         ValueError: A number is too small, or neither seconds nor steps are given.
+        PlanError: `seconds` is given, and row caches of a sync job of several workers hold updates back. Before
+            `fleet.init_worker()` that call raises it.
         SnapshotError: `dirname` is empty or contains `..`. Pservers check at a save that it is under their root.
     """
     schedule = Schedule(os.fspath(dirname), seconds=seconds, steps=steps, keep_last=keep_last, deltas=deltas)
-    active().snapshots.queue.schedule = schedule
+    session = active()
+    session.snapshots.schedule(schedule, session.connection("save_every") if session.is_connected else None)
 
 
 def shrink(

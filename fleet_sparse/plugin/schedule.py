@@ -35,10 +35,10 @@ class Schedule:
         if not deltas >= 0:
             raise ValueError(f"save_every: deltas is {deltas!r}, should be at least 0")
         check_dirname(dirname)
-        self.dirname = dirname  # this and the next four are constant after construction
+        self.dirname = dirname  # constant after construction, as all down to the blank line
         self.keep_last = keep_last
-        self._seconds = seconds
-        self._steps = steps
+        self.seconds = seconds
+        self.steps = steps
         self._deltas = deltas
 
         self._begun_at: float | None = None  # monotonic time of the last save, or of the first step
@@ -55,8 +55,8 @@ class Schedule:
         """Returns whether a save should begin."""
         if self._begun_at is None:
             return False
-        is_over = self._seconds is not None and now - self._begun_at >= self._seconds
-        return is_over or (self._steps is not None and self._num_steps >= self._steps)
+        is_over = self.seconds is not None and now - self._begun_at >= self.seconds
+        return is_over or (self.steps is not None and self._num_steps >= self.steps)
 
     def begin(self, now: float) -> str:
         """Notes that a save begins; returns its kind."""

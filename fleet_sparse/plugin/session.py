@@ -127,6 +127,7 @@ class Session:
         with ExitStack() as undo:
             undo.callback(self._disconnect, connection)
             self._connection = connection
+            self.snapshots.check_schedule(connection)
             self.dense.find(connection)
             connection.join(lambda: self.dense.uploaded(connection))
             self.dense.share(connection, scope)

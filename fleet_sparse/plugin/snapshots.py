@@ -10,12 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from fleet_sparse.core.criteria import Criterion, Removal
-from fleet_sparse.errors import FleetSparseError, ShardUnavailable, WorkerLost
+from fleet_sparse.errors import FleetSparseError, PlanError, ShardUnavailable, WorkerLost
 from fleet_sparse.worker.control.save import FULL, Save
 
 from .connection import JobConnection
 from .dense_sync import DenseSync
 from .save_queue import SaveQueue
+from .schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,30 @@ class Snapshots:
         self._barrier_s = barrier_s
         self.queue = SaveQueue()
         self._num_loads = 0  # snapshots loaded into the running job that this worker has followed
+        self._num_steps = 0  # since the schedule was made
+
+    def schedule(self, schedule: Schedule, connection: JobConnection | None) -> None:
+        """Makes saves of this worker follow a schedule, from the next step on.
+
+        Raises:
+            PlanError: As `check_schedule`.
+        """
+        if connection is not None:
+            self.check_schedule(connection, schedule)
+        self.queue.schedule, self._num_steps = schedule, 0
+
+    def check_schedule(self, connection: JobConnection, schedule: Schedule | None = None) -> None:
+        """Checks that the saves of a schedule, by default of this worker's, have all that workers trained.
+
+        Raises:
+            PlanError: They begin by the clock of worker 0, and the row caches of the others hold updates back.
+        """
+        schedule = schedule or self.queue.schedule
+        if schedule is not None and schedule.seconds is not None and connection.training.holds_back:
+            raise PlanError(
+                f"save_every: seconds is {schedule.seconds}, and the row caches of the workers of a sync job hold "
+                "updates back, which they send after the same step. Write save_every(..., steps=) alone"
+            )
 
     def keep_last_of(self, dirname: str) -> int | None:
         """Number of full snapshots that a save in `dirname` keeps if its caller does not say: that of the schedule for
@@ -81,6 +106,7 @@ class Snapshots:
             ShardUnavailable: A pserver is gone.
             ValueError: An argument has no meaning.
         """
+        connection.training.send_held()
         save = Save(
             connection.control,
             dirname,
@@ -100,10 +126,18 @@ class Snapshots:
     def note_step(self, connection: JobConnection) -> None:
         """Notes that a run of a program that trains has ended; saves if a scheduled save is due.
 
+        In a schedule of steps all workers send what their row caches hold, after the same step.
+
         Raises:
             FleetSparseError: An earlier push failed. A save that fails is logged.
         """
-        if self.queue.schedule is not None and connection.role.is_first:
+        schedule = self.queue.schedule
+        if schedule is None:
+            return
+        self._num_steps += 1
+        if schedule.steps is not None and self._num_steps % schedule.steps == 0:
+            connection.training.send_held()
+        if connection.role.is_first:
             self.queue.step(
                 connection.control, lambda: self._drain(connection), lambda save: self._begin(connection, save)
             )
@@ -230,15 +264,15 @@ class Snapshots:
         """
         connection.meet(name, alone=True)
         if not connection.role.is_first:
-            return connection.control.barrier(f"{name} ends", alone=True).num_loads
+            return connection.pass_barrier(f"{name} ends", alone=True).num_loads
         try:
             act()
         except (ShardUnavailable, WorkerLost):
             raise  # the others find out by themselves
         except Exception:
-            connection.control.barrier(f"{name} ends", alone=True)
+            connection.pass_barrier(f"{name} ends", alone=True)
             raise
-        return connection.control.barrier(f"{name} ends", alone=True).num_loads
+        return connection.pass_barrier(f"{name} ends", alone=True).num_loads
 
     def _drain(self, connection: JobConnection) -> None:
         """Returns when the pservers have all that this worker did."""

@@ -15,10 +15,13 @@ from google.protobuf.message import Message
 from paddle.distributed.fleet import DistributedStrategy
 
 from fleet_sparse.core.mode import ALL_REDUCE, ASYNC, AVG, GEO, PSERVERS, SUM, SYNC, Dense, GradsDtype, Mode, Scale
+from fleet_sparse.core.row_bound import DEFAULT_SHARE
 from fleet_sparse.errors import PlanError
 
 from .accepted_fields import OF_TABLES, reason_for, refused_table, settings_of_tables
 from .accessor_config import AccessorConfig, read_accessors
+from .optimizer_config import OptimizerConfig
+from .row_cache import RowCache, check_row_cache, read_bound
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +76,18 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
             docs/consistency.md says more. With one worker it changes nothing.
         dense_embeddings: Names of weights, or patterns such as `user_*`, of `paddle.nn.Embedding(sparse=True)` and of
             `functional.embedding` with `sparse=True` that stay dense parameters. By default all of them are tables.
+        max_row_lag: Each worker caches rows; one that a step trains on lacks at most this number of the updates that
+            the other workers have made to it. 0 is no cache. docs/consistency.md says more of this and the next two.
+        max_row_lag_share: With `max_row_lag`: and at most this share of all updates that the row had; None for any.
+        max_row_drift: Each worker caches rows; the updates of the others that a row lacks have moved none of its values
+            by more than this. 1 to 2 times the learning rate of Adagrad or Adam is a good beginning.
+        row_cache: Options of the caches.
 
     Raises:
         PlanError: A value has no meaning.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a field
         self,
         *,
         max_step_lag: int | None = None,
@@ -88,6 +97,10 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         refuse_ids_past_size: bool = False,
         dense: Dense = PSERVERS,
         dense_embeddings: Sequence[str] = (),
+        max_row_lag: int | None = None,
+        max_row_lag_share: float | None = DEFAULT_SHARE,
+        max_row_drift: float | None = None,
+        row_cache: RowCache | None = None,
     ) -> None:
         self.max_step_lag = max_step_lag
         self.delta_scale = delta_scale
@@ -96,6 +109,10 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         self.refuse_ids_past_size = refuse_ids_past_size
         self.dense = dense
         self.dense_embeddings = dense_embeddings
+        self.max_row_lag = max_row_lag
+        self.max_row_lag_share = max_row_lag_share
+        self.max_row_drift = max_row_drift
+        self.row_cache = row_cache
         super().__init__()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -125,6 +142,8 @@ class StrategyConfig(NamedTuple):
     """`trainer_desc_configs`: names of the fields that runs over data sets dump, and the directory."""
     accessors: Mapping[str, AccessorConfig]
     """`sparse_table_configs`, by name of the table."""
+    row_cache: RowCache | None
+    """Options of the row caches; None if workers cache no rows."""
 
 
 def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> StrategyConfig:
@@ -184,15 +203,18 @@ def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> S
         dense_grads_dtype,
         "k_steps of 0" if is_geo else f"PserverStrategy(dense={PSERVERS!r})",
     )
+    row_bound, row_cache = read_bound(
+        ours.max_row_lag, ours.max_row_lag_share, ours.max_row_drift, ours.row_cache, is_geo=is_geo
+    )
     if not strategy.a_sync:
         _check_absent(k_steps > 0, "DistributedStrategy.a_sync_configs['k_steps']", k_steps, "a_sync = True")
         _check_absent(ours.max_step_lag is not None, "PserverStrategy.max_step_lag", ours.max_step_lag, "a_sync = True")
-        mode = Mode(SYNC, scale, dense=ours.dense, dense_grads_dtype=dense_grads_dtype)
+        mode = Mode(SYNC, scale, dense=ours.dense, dense_grads_dtype=dense_grads_dtype, row_bound=row_bound)
     elif is_geo:
         _check_absent(ours.max_step_lag is not None, "PserverStrategy.max_step_lag", ours.max_step_lag, "k_steps of 0")
         mode = Mode(GEO, ours.delta_scale, None, k_steps)
     else:
-        mode = Mode(ASYNC, max_step_lag=ours.max_step_lag, dense_grads_dtype=dense_grads_dtype)
+        mode = Mode(ASYNC, max_step_lag=ours.max_step_lag, dense_grads_dtype=dense_grads_dtype, row_bound=row_bound)
     return StrategyConfig(
         mode,
         ours.examples_input,
@@ -201,7 +223,16 @@ def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> S
         dense_embeddings_of(strategy),
         (tuple(trainer.dump_fields), trainer.dump_fields_path),
         read_accessors(strategy.strategy.downpour_table_param),
+        row_cache,
     )
+
+
+def with_row_cache(
+    strategy_config: StrategyConfig, optimizer: OptimizerConfig, num_workers: int, rows_dtype: str
+) -> StrategyConfig:
+    """Returns the configuration with the row cache that it has with this optimizer. Raises as `check_row_cache`."""
+    row_cache = check_row_cache(strategy_config.row_cache, strategy_config.mode, optimizer, num_workers, rows_dtype)
+    return strategy_config._replace(row_cache=row_cache)
 
 
 def dense_embeddings_of(strategy: Any) -> tuple[str, ...]:

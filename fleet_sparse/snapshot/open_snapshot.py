@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.ids import BUCKET_BITS
-from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.placement import Placement, is_known
 
 from .directory import Directory
 from .manifest import Manifest, ShardFile
@@ -73,22 +73,23 @@ def open_file(directory: Directory, manifest: Manifest, expected: ShardFile) -> 
 
 def shards_with(manifest: Manifest, owned: NDArray[np.bool_]) -> list[int]:
     """Returns the shards of a snapshot whose files can contain ids of the buckets `owned`, `(NUM_BUCKETS,)`."""
-    if manifest.placement_version != Placement.even(1).version:
+    version = manifest.placement_version
+    if version is None or not is_known(version):
         return list(range(manifest.num_shards))
-    shards: list[int] = np.unique(Placement.even(manifest.num_shards).shard_of_bucket[owned]).tolist()
+    shards: list[int] = np.unique(Placement.even(manifest.num_shards, version).shard_of_bucket[owned]).tolist()
     return shards
 
 
 def is_evenly_placed(file: RowsFile) -> bool:
     """Returns whether the shard of a file owned the buckets of `Placement.even`."""
-    return bool(file.placement_version == Placement.even(1).version)
+    return is_known(file.placement_version)
 
 
 def _check_placed(file: RowsFile) -> None:
     """Checks by the entries that each id is in a bucket of the file's shard."""
     if not is_evenly_placed(file):
         return
-    shard_of_bucket = Placement.even(file.num_shards).shard_of_bucket
+    shard_of_bucket = Placement.even(file.num_shards, file.placement_version).shard_of_bucket
     for section in file.tables:
         for entries in (section.rows_entries, section.removed_entries):
             for field in ("first_hash", "last_hash"):

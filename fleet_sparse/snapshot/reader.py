@@ -235,7 +235,7 @@ def _whole(parts: list[tuple[RowsFile, DenseSection]]) -> DenseContent:
     spec = section.spec
     for file, part in parts:
         _check_same(part.spec, file, spec, first.name)
-        begin, end = spec.range_of(file.shard, file.num_shards)
+        begin, end = spec.range_of(file.shard, file.num_shards, file.placement_version)
         if (part.begin, part.end) != (begin, end):
             raise file.corrupt(
                 f"dense {spec.name!r}: has the values {part.begin} to {part.end}, should be {begin} to {end}",

@@ -152,14 +152,16 @@ class BarrierRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., once: bool = ..., contribution: _Optional[bytes] = ..., alone: bool = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ("contributions", "num_loads", "others_wait")
+    __slots__ = ("contributions", "num_loads", "others_wait", "copies_epoch")
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
     OTHERS_WAIT_FIELD_NUMBER: _ClassVar[int]
+    COPIES_EPOCH_FIELD_NUMBER: _ClassVar[int]
     contributions: _containers.RepeatedScalarFieldContainer[bytes]
     num_loads: int
     others_wait: bool
-    def __init__(self, contributions: _Optional[_Iterable[bytes]] = ..., num_loads: _Optional[int] = ..., others_wait: bool = ...) -> None: ...
+    copies_epoch: int
+    def __init__(self, contributions: _Optional[_Iterable[bytes]] = ..., num_loads: _Optional[int] = ..., others_wait: bool = ..., copies_epoch: _Optional[int] = ...) -> None: ...
 
 class PlanSaveRequest(_message.Message):
     __slots__ = ("dirname", "save_id", "kind")

@@ -17,6 +17,7 @@ from fleet_sparse.errors import ErrorCode, ProtocolError
 from .frame_format import (
     BLOCK,
     BLOCK_BYTES,
+    COPY_COLUMNS,
     ERROR,
     HEADER_BYTES,
     IDS,
@@ -54,7 +55,8 @@ _OPS = {int(op): op for op in Op}
 _ACTIONS = {int(action): action for action in Action}
 _DTYPES = {int(dtype): dtype for dtype in RowDtype}
 _CODES = {int(code): code for code in ErrorCode}
-_CARRIED = IDS | ROWS | STATISTICS
+_CARRIED = IDS | ROWS | STATISTICS | sum(column.bit for column in COPY_COLUMNS.values())
+_VERSION_AND_SLACK_BYTES = 5
 # As HEADER, with its constant beginning in one piece; as BLOCK, with what the blocks of a table have in common in two.
 HEADER_IN_ONE_PIECE = struct.Struct("<8s4H2Q2I16s2I4Q2I3Q")
 _BLOCK = struct.Struct("<16sQ8sdQdQ")
@@ -78,6 +80,8 @@ class _BlockKind(NamedTuple):
     """Bytes of a row, sent or asked for."""
     statistics: tuple[str, ...]
     """Names of the columns with statistics."""
+    copies: tuple[str, ...]
+    """Names of the columns about copies."""
 
 
 _kinds: dict[tuple[Op, bytes, bytes], _BlockKind] = {}  # those that are valid, by op and constant bytes
@@ -197,8 +201,13 @@ def decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequenc
                 column_dtype = STATISTICS_COLUMNS[name].dtype
                 statistics[name] = _column(index, name, parts, sizes, next_part, column_dtype, count * STATISTICS_BYTES)
                 next_part += 1
-        if kind.action is Action.PULL:
-            reply_bytes += BLOCK_BYTES + count * kind.row_bytes
+        copies = NO_STATISTICS
+        if kind.copies:
+            copies = _copies(index, kind, count, parts, sizes, next_part)
+            next_part += len(copies)
+        if kind.action is Action.PULL:  # states are not known here: the shard counts them
+            row_bytes = kind.row_bytes + _VERSION_AND_SLACK_BYTES if kind.copies else kind.row_bytes
+            reply_bytes += BLOCK_BYTES + count * row_bytes
         blocks.append(
             Block(
                 kind.action,
@@ -214,6 +223,7 @@ def decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequenc
                 kind.dtype,
                 statistics,
                 offset,
+                copies,
             )
         )
     if next_part != len(sizes):
@@ -224,6 +234,24 @@ def decode_blocks(op: Op, table: Buffer, parts: Sequence[Buffer], sizes: Sequenc
             f"frame: its reply would have {reply_bytes} bytes, the limit is {max_bytes}. Split the request",
         )
     return blocks
+
+
+def _copies(
+    index: int, kind: _BlockKind, count: int, parts: Sequence[Buffer], sizes: Sequence[int], first_part: int
+) -> dict[str, NDArray[Any]]:
+    """Returns the columns about copies. There may be any number of states."""
+    copies = {}
+    for part, name in enumerate(kind.copies, first_part):
+        dtype, num_bytes = COPY_COLUMNS[name].dtype, count * COPY_COLUMNS[name].dtype.itemsize
+        if name == "states":
+            state_bytes = max(num_bytes * kind.dim, 1)
+            num_states = sizes[part] // state_bytes if part < len(sizes) else 0
+            num_bytes *= kind.dim * num_states
+            states = _column(index, name, parts, sizes, part, dtype, num_bytes)
+            copies[name] = states.reshape(count, num_states if count else 0, kind.dim)
+        else:
+            copies[name] = _column(index, name, parts, sizes, part, dtype, num_bytes)
+    return copies
 
 
 def _column(
@@ -274,6 +302,7 @@ def _kind_of(op: Op, index: int, table: Buffer) -> _BlockKind:
         bool(mask & ROWS),
         dim * in_frames.itemsize,
         tuple(name for name, column in STATISTICS_COLUMNS.items() if mask & column.bit),
+        tuple(name for name, column in COPY_COLUMNS.items() if mask & column.bit),
     )
     if len(_kinds) >= _MAX_KINDS:
         _kinds.clear()

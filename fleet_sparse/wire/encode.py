@@ -13,6 +13,7 @@ from .frame_format import (
     BLOCK,
     CHECKSUM,
     CHECKSUM_OFFSET,
+    COPY_COLUMNS,
     ERROR,
     HEADER,
     HEADER_BYTES,
@@ -82,6 +83,9 @@ def encode(frame: Frame) -> list[Buffer]:
                 mask |= bit
                 parts.append(_column(index, name, array, column_dtype, shape[:1]))
                 column_bytes += array.nbytes
+            bits, num_bytes = _add_copies(index, block, parts)
+            mask |= bits
+            column_bytes += num_bytes
             if block.offset or not _is_allowed(header.op, block.action, mask, block.dim, dtype):
                 _check_block(header.op, index, block, mask)
             head += BLOCK.pack(
@@ -132,6 +136,18 @@ def encode(frame: Frame) -> list[Buffer]:
     CHECKSUM.pack_into(head, CHECKSUM_OFFSET, checksum_of(head, parts[1:], header.flags))
     parts[0] = bytes(head)
     return parts
+
+
+def _add_copies(index: int, block: Block, parts: list[Buffer]) -> tuple[int, int]:
+    """Adds the columns about copies to the parts; returns their bits and bytes."""
+    mask = num_bytes = 0
+    for name, array in block.copies.items():
+        bit, dtype = COPY_COLUMNS[name]
+        shape = (block.count, array.shape[1], block.dim) if name == "states" and array.ndim > 1 else (block.count,)
+        parts.append(_column(index, name, array, dtype, shape))
+        mask |= bit
+        num_bytes += array.nbytes
+    return mask, num_bytes
 
 
 def _check_block(op: Op, index: int, block: Block, mask: int) -> None:

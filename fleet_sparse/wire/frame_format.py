@@ -81,6 +81,7 @@ class Action(IntEnum):
     NORMS = 6
     REPLACE = 7
     REPLACE_STATE = 8
+    CHANGE = 9
 
 
 class Column(IntEnum):
@@ -91,24 +92,33 @@ class Column(IntEnum):
     COUNTS = 1 << 2  # uint32 (count,)
     SHOW = 1 << 3  # float32 (count,)
     CLICK = 1 << 4  # float32 (count,)
-    VERSIONS = 1 << 5  # int64 (count,), reserved
+    VERSIONS = 1 << 5  # uint32 (count,)
     AUX = 1 << 6  # float32 (count, dim), reserved
+    STATES = 1 << 7  # float32 (count, number of states, dim)
+    SLACK = 1 << 8  # uint8 (count,)
 
 
-class StatisticsColumn(NamedTuple):
-    """A column of a push that says something of each id."""
+class ExtraColumn(NamedTuple):
+    """A column besides ids and rows."""
 
     bit: int
     dtype: np.dtype[Any]
 
 
-STATISTICS_COLUMNS: dict[str, StatisticsColumn] = {
-    name: StatisticsColumn(int(Column[name.upper()]), dtype) for name, dtype in entries.STATISTICS.items()
+STATISTICS_COLUMNS: dict[str, ExtraColumn] = {
+    name: ExtraColumn(int(Column[name.upper()]), dtype) for name, dtype in entries.STATISTICS.items()
 }
-"""Those columns by name, in the order of their bits."""
+"""Columns of a push that say something of each id, by name, in the order of their bits."""
 STATISTICS_BYTES = 4
 """Bytes of a value in each of them."""
 NO_STATISTICS: Mapping[str, NDArray[Any]] = MappingProxyType({})
+
+COPY_COLUMNS: dict[str, ExtraColumn] = {
+    "versions": ExtraColumn(int(Column.VERSIONS), np.dtype("<u4")),
+    "states": ExtraColumn(int(Column.STATES), np.dtype("<f4")),
+    "slack": ExtraColumn(int(Column.SLACK), np.dtype("|u1")),
+}
+"""Columns about workers' copies of rows, by name, in the order of their bits, which are after those of statistics."""
 
 
 class Header(msgspec.Struct):
@@ -156,6 +166,8 @@ class Block(msgspec.Struct, eq=False):
         statistics: What a push says of each id besides its gradient, `(count,)` each, by name, in the order of
             `STATISTICS_COLUMNS`: uint32 "counts", float32 "show" and "click".
         offset: u64, of dense values in a request: index of the first one in the range of the shard.
+        copies: What is said of workers' copies of the rows, by name, in the order of `COPY_COLUMNS`: uint32 "versions"
+            `(count,)`, float32 "states" `(count, num_states, dim)`, uint8 "slack" `(count,)`.
     """
 
     action: Action
@@ -171,6 +183,7 @@ class Block(msgspec.Struct, eq=False):
     dtype: RowDtype = RowDtype.FLOAT32
     statistics: Mapping[str, NDArray[Any]] = NO_STATISTICS
     offset: int = 0
+    copies: Mapping[str, NDArray[Any]] = NO_STATISTICS
 
 
 class FrameError(NamedTuple):
@@ -224,8 +237,8 @@ INT64 = np.dtype(np.int64)
 
 ACTIONS_OF: dict[Op, frozenset[Action]] = {
     Op.PULL: frozenset({Action.PULL}),
-    Op.PUSH: frozenset({Action.PUSH}),
-    Op.PUSH_PULL: frozenset({Action.PUSH, Action.PULL}),
+    Op.PUSH: frozenset({Action.PUSH, Action.CHANGE, Action.ASSIGN}),
+    Op.PUSH_PULL: frozenset({Action.PUSH, Action.CHANGE, Action.ASSIGN, Action.PULL}),
     Op.ASSIGN: frozenset({Action.ASSIGN, Action.REPLACE, Action.REPLACE_STATE}),
     Op.LEAVE: frozenset(),
     Op.PULL_EARLY: frozenset({Action.PULL}),
@@ -244,7 +257,7 @@ ROWS = int(Column.ROWS)
 STATISTICS = sum(column.bit for column in STATISTICS_COLUMNS.values())
 """Bits of all columns with statistics."""
 COLUMNS_OF: dict[Action, frozenset[int]] = {
-    Action.PULL: frozenset({0, IDS}),
+    Action.PULL: frozenset({0, IDS, IDS | Column.VERSIONS}),
     Action.PUSH: frozenset(
         {
             ROWS,
@@ -254,12 +267,17 @@ COLUMNS_OF: dict[Action, frozenset[int]] = {
             IDS | ROWS | STATISTICS,
         }
     ),
-    Action.ASSIGN: frozenset({ROWS}),
-    Action.ROWS: frozenset({ROWS, IDS | ROWS, IDS}),
+    Action.ASSIGN: frozenset({ROWS, IDS | ROWS, IDS | ROWS | Column.STATES}),
+    Action.ROWS: frozenset(
+        {ROWS, IDS | ROWS, IDS, int(Column.SLACK), ROWS | Column.VERSIONS, ROWS | Column.VERSIONS | Column.STATES}
+    ),
     Action.FACTORS: frozenset({ROWS}),
     Action.NORMS: frozenset({ROWS}),
     Action.REPLACE: frozenset({ROWS}),
     Action.REPLACE_STATE: frozenset({ROWS}),
+    Action.CHANGE: frozenset(
+        {IDS | ROWS | Column.COUNTS, IDS | ROWS | Column.COUNTS | Column.VERSIONS | Column.STATES}
+    ),
 }
 
 DIVISIBLE = frozenset({Action.PULL, Action.PUSH, Action.ASSIGN, Action.REPLACE, Action.REPLACE_STATE})
@@ -296,7 +314,9 @@ def block_fault(op: Op, index: int, action: Action, mask: int, dim: int, dtype: 
         return f"block {index}: action {action.name} is not allowed in a frame with op {op.name}"
     if mask not in COLUMNS_OF[action]:
         return f"block {index}: action {action.name} is not allowed with columns {mask:#x}"
-    is_of_table = action is Action.ROWS or (action in (Action.PULL, Action.PUSH) and mask & IDS)
+    if action is Action.ASSIGN and bool(mask & IDS) != (op is not Op.ASSIGN):
+        return f"block {index}: action ASSIGN is not allowed with columns {mask:#x} in a frame with op {op.name}"
+    is_of_table = action is Action.ROWS or (action in (Action.PULL, Action.PUSH, Action.CHANGE) and mask & IDS)
     if dtype is not RowDtype.FLOAT32 and not is_of_table:
         if action is not Action.PUSH:
             return f"block {index}: dtype is {dtype.name} in action {action.name}, should be FLOAT32 without ids"

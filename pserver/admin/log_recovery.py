@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from fleet_sparse.core.placement import num_row_shards_of
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import LeaseLost, SettingError
 from fleet_sparse.settings import Settings
@@ -57,7 +58,9 @@ def log_directory(settings: Settings, shard: int, num_shards: int) -> Path:
 
 def identity_of(shard: Shard, job_id: str) -> LogIdentity:
     """Returns whose log the log of a shard is."""
-    return LogIdentity(shard.shard_index, shard.num_shards, shard.cluster_id, xxh3_64_intdigest(job_id.encode()))
+    num_row_shards = num_row_shards_of(shard.placement.version)
+    job = xxh3_64_intdigest(job_id.encode())
+    return LogIdentity(shard.shard_index, shard.num_shards, num_row_shards, shard.cluster_id, job)
 
 
 def recover(shard: Shard, directory: Path, identity: LogIdentity | None = None) -> Replayed | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.placement import Placement, version_of
 from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory
 from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile
@@ -36,12 +36,13 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
     """
     identities = [_identity_of(path) for path in logs]
     num_shards = identities[0].num_shards
-    pservers = {(each.num_shards, each.cluster_id) for each in identities}
+    pservers = {(each.num_shards, each.num_row_shards, each.cluster_id) for each in identities}
     if len(pservers) > 1 or sorted(each.shard for each in identities) != list(range(num_shards)):
         raise SnapshotError(
             f"logs: are of shards {', '.join(f'{each.shard} of {each.num_shards}' for each in identities)}, and of "
             f"{len(pservers)} lists of pservers; should be one of each shard of one job"
         )
+    version = version_of(num_shards, identities[0].num_row_shards)
     is_one_job = len({each.job for each in identities}) == 1
     store = SnapshotStore(target)
     plan = store.plan(FULL, _SAVE_ID)
@@ -56,7 +57,7 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
                 num_shards,
                 cluster_id=identity.cluster_id,
                 incarnation=0,
-                placement=Placement.even(num_shards),
+                placement=Placement.even(num_shards, version),
             )
             try:
                 replayed = recover(shard, path)
@@ -71,7 +72,9 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
             finally:
                 shard.close()
         saved_at = datetime.now(UTC).isoformat(timespec="seconds")
-        manifest = Manifest(plan.number, plan.kind, plan.base, _SAVE_ID, saved_at, names, True, tuple(files), ())
+        manifest = Manifest(
+            plan.number, plan.kind, plan.base, _SAVE_ID, saved_at, names, True, tuple(files), (), version
+        )
         store.commit(plan, manifest, None)
     except BaseException:
         store.abandon(plan, _SAVE_ID)

@@ -66,6 +66,7 @@ ADMISSION_S = 2.0
 PLACE_SHARE = 0.8
 """Of the time for which a client waits until its registration is answered."""
 _NUM_PARSED_SPECS = 1024
+_EPOCHS = 1 << 64
 
 
 class Supervised(NamedTuple):
@@ -178,6 +179,7 @@ class ControlService:
         self._registered = Signal()  # sent when a worker has registered
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
         self._stopping = Signal()
+        self._num_shrinks = 0
         self._newest_shrink: tuple[str, asyncio.Task[messages.ShrinkReply]] | None = None  # with its id
         self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
             "Register": self._register,
@@ -436,6 +438,7 @@ class ControlService:
             contributions=[b"".join(each) for each in self._membership.contributions(name, worker_index, sequence)],
             num_loads=self._loads.num_kept - self._num_loads_before[worker_index],
             others_wait=self._membership.passed_alone(name, worker_index),
+            copies_epoch=(self._shard.incarnation + self._loads.num_kept + self._num_shrinks) % _EPOCHS,
         )
 
     async def _exchange(self, request: messages.ExchangeRequest) -> messages.ExchangeReply:
@@ -559,6 +562,7 @@ class ControlService:
 
         async with self._checkpoints.held():
             found = await self._on_data_thread(shrink)
+        self._num_shrinks += not request.dry_run
         removals = [
             messages.ShrinkRemoval(
                 table=name, num_removed=each.num_removed, examples=each.examples, num_rows=shrunk.num_rows

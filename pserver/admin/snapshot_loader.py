@@ -99,7 +99,7 @@ class _Loading:
     def add(self, directory: Directory, manifest: Manifest, *, is_newest: bool) -> None:
         """Applies one snapshot of the chain."""
         with ExitStack() as stack:
-            shards = set(shards_with(manifest, self._owned))
+            shards = set(shards_with(manifest, self._owned)) or {0}  # a shard without rows reads the names of tables
             files = list(open_snapshot(directory, manifest, stack, sorted(shards)).files)
             # Every file names all tables, so that these files tell which others are needed.
             tables = self._declared(files, is_newest=is_newest)

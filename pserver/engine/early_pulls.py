@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.wire.frame_format import Block, Header
 
-from ..tables.mutations import Push
+from ..tables.mutations import CopyMutation, Push
 from .table_map import TableEntry, TableMap
 
 
@@ -51,7 +51,7 @@ class EarlyPulls:
             key = (header.request_id, index)
             known.pulls.setdefault(key, EarlyPull(block, entry, np.zeros(block.count, np.bool_)))
 
-    def mark(self, pushes: Sequence[Push], tables: TableMap) -> None:
+    def mark(self, pushes: Sequence[Push | CopyMutation], tables: TableMap) -> None:
         """Marks the rows that the pushes of a step changed."""
         for push in pushes:
             for early in self._of_table(push.table_id):

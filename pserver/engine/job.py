@@ -14,7 +14,7 @@ from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frame_format import PULLS, Block, FrameError, Header, Op
 
-from ..tables.mutations import Push
+from ..tables.mutations import CopyMutation, Push
 from .early_pulls import EarlyPulls
 from .step_clock import StepClock
 from .table_map import TableEntry
@@ -26,11 +26,13 @@ class Contribution(NamedTuple):
     watermark: Watermark
     """Watermark of the newest push."""
     pushes: list[Push]
+    changes: list[CopyMutation]
+    """Applied after the merged pushes of all workers."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of all pushes."""
-        return sum(push.num_bytes for push in self.pushes)
+        """Size of all that is staged."""
+        return sum(each.num_bytes for each in [*self.pushes, *self.changes])
 
 
 @dataclass(slots=True)
@@ -176,11 +178,11 @@ class Job:
         is_alone = self.is_single_worker and header.num_parts == 1
         return is_alone and not self._staged and not self._has_prepared and self.early_pulls.is_empty
 
-    def stage(self, header: Header, worker: int, pushes: Sequence[Push]) -> None:
+    def stage(self, header: Header, worker: int, pushes: Sequence[Push], changes: Sequence[CopyMutation] = ()) -> None:
         """Keeps a push, or a part of one, until its step is complete."""
         self.staged_step, self._stages_prepare = header.step, header.op is Op.PREPARE
-        earlier = self._staged[worker].pushes if worker in self._staged else []
-        self._staged[worker] = Contribution(watermark_of(header), [*earlier, *pushes])
+        _, earlier, earlier_changes = self._staged.get(worker, (None, (), ()))
+        self._staged[worker] = Contribution(watermark_of(header), [*earlier, *pushes], [*earlier_changes, *changes])
 
     def advance(self, header: Header, worker: int) -> None:
         """Counts a part of a worker's push; the last part completes the worker's step."""

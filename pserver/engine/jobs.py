@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 
 from fleet_sparse.core.mode import Mode, parse_mode
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.keys import READER, UNREGISTERED
 from fleet_sparse.wire.frame_format import PULLS, FrameError, Op
 
 from ..refusal import Refusal
+from ..tables.row_asks import CacheTerms
 from .job import Job
 
 MAX_VISITORS = 1 << 16
@@ -35,6 +37,8 @@ class JobsState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         members: Worker of each client that takes part in its steps.
         steps: Newest step of each worker that is applied.
         failure: Why it failed, as `ended`.
+        row_bound: What rows that workers cache may lack; None, and left out of the JSON, if workers cache no rows. Then
+            `num_workers` is given also where steps are not counted.
     """
 
     clients: dict[int, str]
@@ -45,10 +49,14 @@ class JobsState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members: dict[str, int] = {}
     steps: list[int] = []
     failure: tuple[int, int, str] | None = None
+    row_bound: RowBound | None = None
 
     def to_builtins(self) -> Any:
         """Returns the state as JSON values."""
-        return msgspec.to_builtins(self, str_keys=True)
+        fields = msgspec.to_builtins(self, str_keys=True)
+        if self.row_bound is None:
+            del fields["row_bound"]
+        return fields
 
     @classmethod
     def parse(cls, value: Any) -> JobsState:
@@ -72,6 +80,7 @@ class Jobs:
         reading: Clients that may pull.
         current: The job whose steps are counted; None if steps are not counted.
         ended: Why the job before the current one failed; None if it did not.
+        cache_terms: What workers that cache rows agreed on; None if workers cache no rows.
     """
 
     def __init__(self, max_staged_bytes: int, *, only_registered: bool = False) -> None:
@@ -81,6 +90,7 @@ class Jobs:
         self.reading: set[bytes] = set()
         self.current: Job | None = None
         self.ended: FrameError | None = None
+        self.cache_terms: CacheTerms | None = None
         self._clients: dict[int, bytes] = {}  # client ids by worker
         self._barred: dict[bytes, FrameError] = {}  # why a client may not push
         self._visitors: deque[bytes] = deque()
@@ -98,6 +108,7 @@ class Jobs:
         if begins_job:
             self._bar(self._clients.values())
             self._clients.clear()
+            self.cache_terms = None
         elif worker in self._clients:
             self._bar([self._clients[worker]])
         self._barred.pop(client_id, None)
@@ -113,6 +124,9 @@ class Jobs:
             self.current = Job(mode, num_workers, self._max_staged_bytes)
         if self.current is not None and mode is not None:
             self.current.join(worker, client_id)
+        if mode is not None:
+            terms = num_workers, mode.is_step_synchronized
+            self.cache_terms = None if mode.row_bound is None else CacheTerms(mode.row_bound, *terms)
 
     def evict_worker(self, worker: int, reason: str) -> None:
         """Fails the steps of the current job, which can never get this worker's pushes."""
@@ -156,6 +170,8 @@ class Jobs:
         clients = {worker: client_id.hex() for worker, client_id in self._clients.items()}
         replaced = [client_id.hex() for client_id, why in self._barred.items() if why is _REPLACED]
         state = JobsState(clients, replaced, _numbers_of(self.ended))
+        if (terms := self.cache_terms) is not None:
+            state = msgspec.structs.replace(state, row_bound=terms.bound, num_workers=terms.num_workers)
         job = self.current
         if job is None:
             return state
@@ -182,6 +198,8 @@ class Jobs:
         self.pushing = set(self._clients.values())
         self.reading = self.pushing | self._barred.keys()
         self.ended, self.current = _error_of(state.ended), None
+        terms = state.num_workers, state.mode is not None
+        self.cache_terms = None if state.row_bound is None else CacheTerms(state.row_bound, *terms)
         if state.mode is not None:
             job = self.current = Job(parse_mode(state.mode), state.num_workers, self._max_staged_bytes)
             for client_id, worker in state.members.items():

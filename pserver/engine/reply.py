@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fleet_sparse.wire.frame_format import PULLS, Action, Block, Header, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame
 
+from ..tables.row_asks import CacheTerms
 from .early_pulls import EarlyPull
 from .job import Job
 from .table_map import TableEntry
@@ -52,6 +53,26 @@ def rows_of(block: Block, entry: TableEntry) -> Block:
     rows, dtype = entry.table.pull(block), block.dtype
     sent = rows if dtype is RowDtype.FLOAT32 else for_frame(rows, dtype)
     return Block(Action.ROWS, block.table_id, block.schema_hash, block.dim, block.count, None, sent, dtype=dtype)
+
+
+def answer_of(block: Block, entry: TableEntry, terms: CacheTerms) -> list[Block]:
+    """Returns the answer to a PULL block that asks about copies: blocks without rows are left out."""
+    answer = entry.table.ask(block, terms)
+    blocks = [
+        _block_of_answer(block, None, {"slack": answer.slack}),
+        _block_of_answer(block, answer.rows, {"versions": answer.versions}),
+        _block_of_answer(block, answer.full_rows, {"versions": answer.full_versions, "states": answer.states}),
+    ]
+    return [each for each in blocks if each.count]
+
+
+def _block_of_answer(asked: Block, rows: NDArray[np.float32] | None, copies: Mapping[str, NDArray[Any]]) -> Block:
+    sent = rows if rows is None or asked.dtype is RowDtype.FLOAT32 else for_frame(rows, asked.dtype)
+    count = len(next(iter(copies.values())))
+    dtype = RowDtype.FLOAT32 if rows is None else asked.dtype
+    return Block(
+        Action.ROWS, asked.table_id, asked.schema_hash, asked.dim, count, None, sent, dtype=dtype, copies=copies
+    )
 
 
 def finish_step(

@@ -23,7 +23,7 @@ from fleet_sparse.wire.frame_format import PULLS, PUSHES, Block, Header, Op
 from ..refusal import Refusal
 from ..storage.memory_layout import MemoryLayout
 from ..tables.merger import Merger
-from ..tables.mutations import Mutation, Shrink
+from ..tables.mutations import CopyMutation, Mutation, Shrink
 from ..tables.reply_memory import ReplyMemory
 from ..tables.row_limit import NO_LIMITS, RowLimits
 from ..tables.table import TableContext, TableRemoval
@@ -32,7 +32,7 @@ from .job import DeferredRequest, Job
 from .jobs import Jobs, JobsState
 from .plain_frames import PlainFrame, PlainFrames, PlainPush
 from .progress import NO_PROGRESS, Progress
-from .reply import REPLIES, DeferredReply, Outs, Reply, finish_step, rows_of
+from .reply import REPLIES, DeferredReply, Outs, Reply, answer_of, finish_step, rows_of
 from .steps import Steps
 from .table_map import TableEntry, TableMap
 from .validate import STEP_OPS, check_step, find_mutations, find_pulls
@@ -75,6 +75,7 @@ class Shard:
         row_limits: Bounds for the rows of each table.
         layout: Changes when arrays of the tables may have moved; None for one of its own.
         only_registered: As of `Jobs`.
+        max_reply_bytes: Size of the largest frame of a reply about copies of rows.
 
     Attributes:
         shard_index: Index of the shard, from 0.
@@ -109,6 +110,7 @@ class Shard:
         row_limits: RowLimits = NO_LIMITS,
         layout: MemoryLayout | None = None,
         only_registered: bool = False,
+        max_reply_bytes: int = Settings.max_frame_bytes,
     ) -> None:
         if placement.num_shards != num_shards or not 0 <= shard_index < num_shards:
             raise ValueError(f"shard {shard_index} of {num_shards}: the placement has {placement.num_shards} shards")
@@ -126,6 +128,7 @@ class Shard:
         self.plain_frames = PlainFrames(self.tables, self._context)
         self._steps = Steps(self.tables, self._commit_pushes)
         self._jobs = Jobs(max_staged_bytes, only_registered=only_registered)
+        self._max_reply_bytes = max_reply_bytes
 
         self.counters = Counters()
         self.ledger = DedupLedger()
@@ -223,8 +226,11 @@ class Shard:
         """Makes a client a worker of a job; see `Jobs.join`."""
         if self.log is not None:
             self.log.join(worker, num_workers, client_id, mode, begins_job=begins_job)
-        former = self.job
+        former, former_terms = self.job, self._jobs.cache_terms
         self._jobs.join(worker, num_workers, client_id, mode, begins_job=begins_job)
+        if former_terms is not None and self._jobs.cache_terms != former_terms:
+            for entry in self.tables.values():
+                entry.table.forget_copies()
         if former is not None:
             self._answer_ready(former)
 
@@ -268,7 +274,7 @@ class Shard:
             header: Header of the request, addressed to this shard.
             blocks: What it pulls and pushes.
             outs: Memory of the caller for the rows of the PULL blocks; rows that are written there are not in the
-                reply. A deferred reply has all rows.
+                reply. A deferred reply has all rows, and so has an answer about copies.
 
         Raises:
             Refusal: A check failed. Nothing changed.
@@ -295,7 +301,13 @@ class Shard:
             self.log.check_waits()
             return Reply(Op.WAIT, [], self.ledger.applied(client_id), self.complete_step)
         try:
-            pulls = find_pulls(self.tables, blocks)
+            pulls = find_pulls(
+                self.tables,
+                header,
+                blocks,
+                max_reply_bytes=self._max_reply_bytes,
+                cache_terms=self._jobs.cache_terms,
+            )
             if is_new_push:
                 for block, entry in pulls:
                     entry.table.check_pull(block)
@@ -470,15 +482,22 @@ class Shard:
     def _accept(self, job: Job | None, header: Header, blocks: Sequence[Block]) -> None:
         """Commits a new push, or stages it for its step."""
         if job is not None and (header.step > 0 or header.op in STEP_OPS):
-            self._steps.accept(job, self.ledger, header, blocks)
+            self._steps.accept(job, self.ledger, header, blocks, self._jobs.cache_terms)
             self._answer_ready(job)
             return
         if self.ledger.has_staged(header.client_id):
             message = "header: push without a step while an earlier push of this client is staged"
             raise Refusal(ErrorCode.MALFORMED, message)
-        mutations = find_mutations(self.tables, blocks, is_staged=job is not None and job.is_sync)
+        mutations = find_mutations(
+            self.tables,
+            blocks,
+            is_staged=job is not None and job.is_sync,
+            cache_terms=self._jobs.cache_terms,
+        )
         watermark = Watermark(header.client_id, header.client_epoch, header.push_seq)
         self.counters.num_pushed_rows += self.commit([watermark], mutations)
+        if job is not None:
+            job.early_pulls.mark([each for each in mutations if isinstance(each, CopyMutation)], self.tables)
 
     def durable_push(self, client_id: bytes) -> int:
         """Returns the newest push of a client that survives the machine, as far as it is known; 0 without a log."""
@@ -553,10 +572,13 @@ class Shard:
     def _answer(
         self, job: Job | None, header: Header, pulls: Sequence[tuple[Block, TableEntry]], outs: Outs = ()
     ) -> Reply:
-        blocks, step = [], 0
+        blocks: list[Block] = []
+        step = 0
         for index, (block, entry) in enumerate(pulls):
             out = outs[index] if outs else None
-            if out is None:
+            if block.copies:
+                blocks += self._answer_of(block, entry)
+            elif out is None:
                 blocks.append(rows_of(block, entry))
             else:
                 entry.table.pull(block, out)
@@ -565,6 +587,11 @@ class Shard:
         if job is not None:
             blocks, step = finish_step(job, header, pulls, blocks), job.clock.complete
         return Reply(REPLIES.get(header.op, Op.ACK), blocks, self.ledger.applied(header.client_id), step)
+
+    def _answer_of(self, block: Block, entry: TableEntry) -> list[Block]:
+        if self._jobs.cache_terms is None:  # another job has begun while the request was deferred
+            raise Refusal(ErrorCode.MALFORMED, f"{entry.table.where}: asks about copies, the job has no row cache")
+        return answer_of(block, entry, self._jobs.cache_terms)
 
     def _answer_ready(self, job: Job) -> None:
         """Answers the deferred requests that need not wait any more."""

@@ -12,7 +12,8 @@ from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frame_format import Action, Block, Header, Op
 
 from ..refusal import Refusal
-from ..tables.mutations import Mutation, Push
+from ..tables.mutations import CopyMutation, Mutation, Push
+from ..tables.row_asks import CacheTerms
 from .dedup import DedupLedger
 from .job import Contribution, Job, PreparedStep, watermark_of
 from .plain_frames import PlainPush
@@ -38,8 +39,22 @@ class Steps:
         self._tables = tables
         self._commit = commit
 
-    def accept(self, job: Job, ledger: DedupLedger, header: Header, blocks: Sequence[Block]) -> None:
+    def accept(
+        self,
+        job: Job,
+        ledger: DedupLedger,
+        header: Header,
+        blocks: Sequence[Block],
+        cache_terms: CacheTerms | None = None,
+    ) -> None:
         """Takes a push that is new, and commits what it completes.
+
+        Args:
+            job: The job.
+            ledger: Pushes of all clients.
+            header: Header of the push.
+            blocks: Its blocks.
+            cache_terms: As of `Jobs`.
 
         Raises:
             Refusal: A check failed, here or in the merged step. Nothing was applied.
@@ -52,7 +67,7 @@ class Steps:
         elif header.op is Op.COMMIT:
             self._accept_factors(job, worker, header, blocks)
         else:
-            self._accept_gradients(job, ledger, worker, header, blocks)
+            self._accept_gradients(job, ledger, worker, header, blocks, cache_terms)
         self._complete(job)
 
     def accept_plain(self, job: Job, header: Header, push: PlainPush, num_bytes: int) -> bool:
@@ -81,17 +96,25 @@ class Steps:
         return True
 
     def _accept_gradients(
-        self, job: Job, ledger: DedupLedger, worker: int, header: Header, blocks: Sequence[Block]
+        self,
+        job: Job,
+        ledger: DedupLedger,
+        worker: int,
+        header: Header,
+        blocks: Sequence[Block],
+        cache_terms: CacheTerms | None,
     ) -> None:
-        pushes = [m for m in find_mutations(self._tables, blocks, is_staged=job.is_sync) if isinstance(m, Push)]
-        _check_due(job, worker, header, pushes)
+        mutations = find_mutations(self._tables, blocks, is_staged=job.is_sync, cache_terms=cache_terms)
+        pushes = [each for each in mutations if isinstance(each, Push)]
+        changes = [each for each in mutations if isinstance(each, CopyMutation)]
+        _check_due(job, worker, header, [*pushes, *changes])
         if job.is_sync:
             ledger.stage(header.client_id, header.push_seq)
             # The merged step has other hashes.
             kept = pushes if job.is_single_worker else [push._replace(hashes=None) for push in pushes]
-            job.stage(header, worker, kept)
+            job.stage(header, worker, kept, [change._replace(hashes=None) for change in changes])
         else:
-            self._commit([watermark_of(header)], pushes, _step_of(header))
+            self._commit([watermark_of(header)], [*pushes, *changes], _step_of(header))
         if header.op is Op.PREPARE:
             job.prepare(header, worker)
         else:
@@ -130,10 +153,11 @@ class Steps:
                 watermarks = [contribution.watermark for contribution in contributions]
                 self._commit(watermarks, [], Progress(prepared=pushes))
             if contributions := job.take_complete():
-                pushes = self._merged(job, contributions)
+                changes = [change for contribution in contributions for change in contribution.changes]
+                mutations = [*self._merged(job, contributions), *changes]
                 watermarks = [contribution.watermark for contribution in contributions]
-                self._commit(watermarks, pushes, Progress(job.staged_step))
-                job.early_pulls.mark(pushes, self._tables)
+                self._commit(watermarks, mutations, Progress(job.staged_step))
+                job.early_pulls.mark(mutations, self._tables)
         except Exception as error:  # not caused by one worker's push
             job.fail(ErrorCode.STEP_FAILED, _reason_of(error), step=job.staged_step)
             raise
@@ -184,7 +208,7 @@ def _reason_of(error: Exception) -> str:
     return error.error.message if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
 
 
-def _check_due(job: Job, worker: int, header: Header, pushes: Sequence[Push]) -> None:
+def _check_due(job: Job, worker: int, header: Header, pushes: Sequence[Push | CopyMutation]) -> None:
     fault = job.find_fault(header, worker, sum(push.num_bytes for push in pushes))
     if fault is not None:
         raise Refusal(*fault)

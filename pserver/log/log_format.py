@@ -15,25 +15,28 @@ from fleet_sparse.errors import LogCorrupt
 from fleet_sparse.wire.frame_format import (
     BLOCK,
     BLOCK_BYTES,
+    COPY_COLUMNS,
     IDS,
     ROWS,
     STATISTICS_BYTES,
     STATISTICS_COLUMNS,
     Block,
     Buffer,
+    Column,
 )
 from fleet_sparse.wire.row_dtype import RowDtype
 
 VERSION: Final = 2
 SEGMENT_MAGIC: Final = b"FSLS"
 RECORD_MAGIC: Final = b"FSLR"
-HEADER = struct.Struct("<4s2H2I6Q")
+HEADER = struct.Struct("<4s2HI2H6Q")
 HEAD = struct.Struct("<4s2H4Q4IQ")
 MARK = struct.Struct("<16s2IQ")
 HEADER_BYTES, HEAD_BYTES, MARK_BYTES = HEADER.size, HEAD.size, MARK.size
 _CHECKSUM_BYTES = 8
 _NO_CHECKSUM = bytes(_CHECKSUM_BYTES)
 _ID_BYTES, _FLOAT_BYTES = 8, 4
+_MAX_STATES = 1 << 16
 _SEGMENT_NAME = re.compile(r"\d{20}\.fsl")
 
 
@@ -68,6 +71,8 @@ class LogIdentity(NamedTuple):
 
     shard: int
     num_shards: int
+    num_row_shards: int
+    """Number of shards with rows if others have the dense values, else 0."""
     cluster_id: int
     job: int
     """Checksum of the job id."""
@@ -85,9 +90,8 @@ class SegmentHeader(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """Returns the header as it is written."""
-        shard, num_shards, cluster_id, job = self.identity
-        fields = (cluster_id, job, self.generation, self.first_lsn, self.previous)
-        head = HEADER.pack(SEGMENT_MAGIC, VERSION, HEADER_BYTES, shard, num_shards, *fields, 0)
+        fields = (*self.identity, self.generation, self.first_lsn, self.previous)
+        head = HEADER.pack(SEGMENT_MAGIC, VERSION, HEADER_BYTES, *fields, 0)
         return head[:-_CHECKSUM_BYTES] + struct.pack("<Q", xxh3_64_intdigest(head))
 
     @classmethod
@@ -100,13 +104,13 @@ class SegmentHeader(NamedTuple):
         if len(data) < HEADER_BYTES:
             raise corrupt(path, f"a segment of {len(data)} bytes, should have at least {HEADER_BYTES}", 0)
         head = bytes(data[:HEADER_BYTES])
-        magic, version, header_bytes, shard, num_shards, *numbers, checksum = HEADER.unpack(head)
+        magic, version, header_bytes, *numbers, checksum = HEADER.unpack(head)
         if xxh3_64_intdigest(head[:-_CHECKSUM_BYTES] + _NO_CHECKSUM) != checksum or magic != SEGMENT_MAGIC:
             raise corrupt(path, "wrong header of a segment", 0)
         if version != VERSION or header_bytes != HEADER_BYTES:
             raise corrupt(path, f"version {version} of the log, should be {VERSION}", 0)
-        cluster_id, job, generation, first_lsn, previous = numbers
-        return cls(LogIdentity(shard, num_shards, cluster_id, job), generation, first_lsn, previous)
+        *identity, generation, first_lsn, previous = numbers
+        return cls(LogIdentity(*identity), generation, first_lsn, previous)
 
 
 class RecordHead(NamedTuple):
@@ -199,12 +203,17 @@ def padded(part: Buffer) -> list[Buffer]:
 def column_sizes(table: memoryview) -> list[int]:
     """Returns the length of each column of a block table, in order, without padding."""
     sizes = []
-    for _, _, dtype, mask, _, count, dim, *_ in BLOCK.iter_unpack(table):
+    for _, _, dtype, mask, _, count, dim, _, _, _, gradient_scale, _ in BLOCK.iter_unpack(table):
         if mask & IDS:
             sizes.append(_ID_BYTES * count)
         if mask & ROWS:
             sizes.append(count * dim * (_FLOAT_BYTES if dtype == RowDtype.FLOAT32 else 0))
         sizes += [STATISTICS_BYTES * count for column in STATISTICS_COLUMNS.values() if mask & column.bit]
+        if mask & Column.VERSIONS:
+            sizes.append(COPY_COLUMNS["versions"].dtype.itemsize * count)
+        if mask & Column.STATES:
+            num_states = int(gradient_scale) if 0 <= gradient_scale <= _MAX_STATES else 0
+            sizes.append(_FLOAT_BYTES * count * num_states * dim)
     return sizes
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fleet_sparse.errors import ProtocolError
 from fleet_sparse.wire.decode import decode_blocks
-from fleet_sparse.wire.frame_format import BLOCK_BYTES, Action, Block, Op
+from fleet_sparse.wire.frame_format import BLOCK_BYTES, IDS, Action, Block, Op
 from fleet_sparse.wire.frame_format import BLOCK_OFFSETS as OFFSETS
 
 from .log_format import (
@@ -192,7 +192,7 @@ _OPS = {Kind.COMMIT: Op.COMMIT, Kind.CHANGED: Op.PULL}
 def _blocks_of(kind: Kind, table: memoryview, columns: list[memoryview]) -> list[Block]:
     if not len(table):
         return []
-    is_push = table[OFFSETS["action"]] == Action.PUSH
+    is_push = table[OFFSETS["action"]] == Action.PUSH or bool(table[OFFSETS["columns"]] & IDS)
     op = _OPS.get(kind, Op.PUSH if is_push else Op.ASSIGN)
     sizes = [0, *map(len, columns)]
     return decode_blocks(op, table, [b"", *columns], sizes, sys.maxsize)

@@ -21,7 +21,7 @@ from ..engine.jobs import JobsState
 from ..engine.progress import NO_PROGRESS, Progress
 from ..engine.shard import Shard
 from ..tables.admission import statistics_of
-from ..tables.mutations import Assignment, DayEnd, Mutation, Push, Replacement, Shrink
+from ..tables.mutations import Assignment, Change, DayEnd, Mutation, Push, Replacement, RowAssignment, Shrink
 from ..tables.row_limit import MEMORY_USE
 from .control_state import CHANGE_OF, ControlState, parse_change
 from .log_format import Kind, Record, corrupt
@@ -185,12 +185,23 @@ def _change_of(shard: Shard, block: Block) -> Mutation:
         if block.ids is None:
             return Push(table_id, None, rows.reshape(-1), *numbers, begin=block.offset)
         return Push(table_id, block.ids, rows, *numbers, statistics=_statistics_of(shard, block))
+    if block.ids is not None:
+        return _change_of_copies(block, block.ids, rows)
     values = rows.reshape(-1)
     if block.action is Action.ASSIGN:
         return Assignment(table_id, values, block.offset)
     if block.action is Action.REPLACE:
         return Replacement(table_id, 0, values, block.optimizer_step, block.offset)
     return Replacement(table_id, block.optimizer_step, values, 0, block.offset)
+
+
+def _change_of_copies(block: Block, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> Mutation:
+    table_id, step, copies = block.table_id, block.optimizer_step, block.copies
+    if block.action is Action.ASSIGN:
+        states = copies.get("states", np.empty((len(ids), 0, block.dim), np.float32))
+        return RowAssignment(table_id, ids, rows, states, step)
+    numbers = block.statistics["counts"], block.learning_rate, step
+    return Change(table_id, ids, rows, *numbers, copies.get("states"), copies.get("versions"))
 
 
 def _rows_of(block: Block) -> NDArray[np.float32]:

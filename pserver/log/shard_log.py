@@ -20,8 +20,8 @@ from fleet_sparse.errors import ErrorCode, LogFull
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import (
-    BLOCK_BYTES,
     HEADER_BYTES,
+    MAX_BLOCKS,
     STATISTICS_COLUMNS,
     UNCHECKED_COLUMNS,
     Action,
@@ -38,7 +38,7 @@ from ..engine.plain_frames import PlainPush
 from ..engine.progress import Progress
 from ..engine.table_map import TableMap
 from ..refusal import Refusal
-from ..tables.mutations import Assignment, DayEnd, Mutation, Push, Replacement, Shrink
+from ..tables.mutations import Assignment, Change, CopyMutation, DayEnd, Mutation, Push, Replacement, Shrink
 from .control_state import KIND_OF, ControlChange, ControlState, encoded_change
 from .log_format import Kind, pack_marks, padded
 from .log_writer import LogWriter
@@ -121,10 +121,7 @@ class ShardLog:
                 self._append_json(Kind.END_DAY, {"table_id": first.table_id})
             else:
                 kind, op, blocks = self._blocks_of(mutations, progress)
-                head, *columns = encode(Frame(Header(op, UNCHECKED_COLUMNS, push_seq=1), blocks))
-                parts: list[Buffer] = [marks, head[HEADER_BYTES : HEADER_BYTES + BLOCK_BYTES * len(blocks)]]
-                for column in columns:
-                    parts += padded(column)
+                parts = [marks, *_encoded(op, blocks)]
                 lsn = self.writer.append(
                     kind, step=step, num_marks=num_marks, num_left=num_left, num_blocks=len(blocks), parts=parts
                 )
@@ -266,10 +263,12 @@ class ShardLog:
         if progress.prepared is not None:
             return Kind.PREPARE, Op.PUSH, [self._block(push) for push in progress.prepared]
         blocks = [self._block(mutation) for mutation in mutations]
-        is_push = not blocks or blocks[0].action is Action.PUSH
+        is_push = not blocks or blocks[0].action is Action.PUSH or blocks[0].ids is not None
         return Kind.REJOIN if progress.rejoins else Kind.APPLY, Op.PUSH if is_push else Op.ASSIGN, blocks
 
     def _block(self, mutation: Mutation | PlainPush) -> Block:
+        if isinstance(mutation, CopyMutation):
+            return self._block_of_copies(mutation)
         assert isinstance(mutation, (Push, Assignment, Replacement)), "the others are not encoded as blocks"
         table_id = mutation.table_id
         spec = self._tables[table_id].spec
@@ -301,9 +300,41 @@ class ShardLog:
             block.optimizer_step = mutation.number or mutation.step
         return block
 
+    def _block_of_copies(self, mutation: CopyMutation) -> Block:
+        rows, table_id = _contiguous(mutation.rows), mutation.table_id
+        block = Block(
+            *(Action.ASSIGN, table_id, self._tables[table_id].spec.schema_hash, rows.shape[1], len(rows)),
+            *(mutation.ids, rows),
+            optimizer_step=mutation.step,
+        )
+        if isinstance(mutation, Change):
+            block.action, block.learning_rate = Action.CHANGE, mutation.weight
+            block.statistics = {"counts": mutation.amounts}
+            if mutation.states is not None and mutation.num_updates is not None:
+                block.copies = {"versions": mutation.num_updates, "states": _contiguous(mutation.states)}
+        elif mutation.states.shape[1]:
+            block.copies = {"states": _contiguous(mutation.states)}
+        if block.copies:
+            block.gradient_scale = block.copies["states"].shape[1]
+        return block
+
     def _factors(self, table_id: int, factors: NDArray[np.float32]) -> Block:
         rows = _contiguous(factors.reshape(-1, 1))
         return Block(Action.FACTORS, table_id, self._tables[table_id].spec.schema_hash, 1, len(rows), None, rows)
+
+
+def _encoded(op: Op, blocks: Sequence[Block]) -> list[Buffer]:
+    """Returns a block table and its columns. A step of many workers may have more blocks than a frame."""
+    table = b""
+    columns: list[Buffer] = []
+    for begin in range(0, len(blocks), MAX_BLOCKS):
+        head, *its_columns = encode(
+            Frame(Header(op, UNCHECKED_COLUMNS, push_seq=1), [*blocks[begin : begin + MAX_BLOCKS]])
+        )
+        table += head[HEADER_BYTES:]
+        for column in its_columns:
+            columns += padded(column)
+    return [table, *columns]
 
 
 def _contiguous(rows: NDArray[np.float32]) -> NDArray[np.float32]:

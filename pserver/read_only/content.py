@@ -230,7 +230,9 @@ def _values(shard: ReadOnlyShard, member: OpenSnapshot) -> dict[int, NDArray[np.
             for section in file.dense:
                 if section.spec.table_id != table_id:
                     continue
-                if (section.begin, section.end) != section.spec.range_of(file.shard, file.num_shards):
+                if (section.begin, section.end) != section.spec.range_of(
+                    file.shard, file.num_shards, file.placement_version
+                ):
                     raise file.corrupt(f"{array.where}: it is not the range of its shard", file.index_offset)
                 has_values &= section.assigned
                 states = np.empty((section.spec.update_rule.num_states, len(values)), np.float32)

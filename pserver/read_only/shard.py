@@ -264,6 +264,8 @@ class ReadOnlyShard:
                 f"{served.where}: schema {block.schema_hash:016x} is not the one of its snapshots, "
                 f"{served.spec.schema_hash:016x}",
             )
+        if block.copies:
+            raise Refusal(ErrorCode.SCHEMA, f"{served.where}: copies of rows have no versions here")
         if block.optimizer_step:
             raise Refusal(ErrorCode.SCHEMA, f"{served.where}: neither states nor the presence of rows can be read here")
         if table is None:

@@ -17,9 +17,12 @@ from fleet_sparse.core.entries import CLICK, SHOW
 from fleet_sparse.core.initializer import constant, initial_scalars
 from fleet_sparse.core.jit import address_of
 from fleet_sparse.core.kernels_bitmap import count_and_set_bits, plan_moves
+from fleet_sparse.core.kernels_changes import merge_changes
+from fleet_sparse.core.kernels_clocks import measure_moves
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_index import find, find_or_create, find_owned, hash_each, list_ids
-from fleet_sparse.core.kernels_rows import gather_or_initialize, move_rows, scatter
+from fleet_sparse.core.kernels_rows import gather, gather_or_initialize, move_rows, scatter
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.rules import KERNEL_TYPES
 from fleet_sparse.core.table_spec import NUM_SHOW_CLICK, TableSpec
 from fleet_sparse.errors import PushRefused
@@ -30,6 +33,7 @@ from .column_array import ColumnArray
 from .cow_view import FLOAT_BYTES, CowView, RowArrays
 from .id_index import IdIndex
 from .memory_layout import MemoryLayout
+from .row_clocks import RowClocks
 from .row_metadata import RowMetadata
 from .virtual_memory import Populator, ReservedMemory
 
@@ -70,6 +74,8 @@ class TableStore:
         self._where = f"table {spec.name!r}"
         self._rule = rule = spec.update_rule
         self._hyperparameters = dict(spec.hyperparameters)
+        decays = () if rule.merge is None else rule.merge(self._hyperparameters)
+        self._state_decays = np.array(decays, np.float64)
         self._initial_state = np.array(rule.initial_state(self._hyperparameters), np.float32)
         self._bounds, self._is_bounded = spec.bounds, spec.bounds != UNBOUNDED
         self._decay = np.array(spec.decay, np.float32)
@@ -81,6 +87,8 @@ class TableStore:
         self._row_indices = np.empty(0, np.int64)
         self._closed = False
         self._capture: CowView | None = None
+        self._clocks: RowClocks | None = None
+        self._bound: RowBound | None = None
         self._max_pre_image_bytes = max_pre_image_bytes
         self._huge_pages = huge_pages
 
@@ -169,6 +177,31 @@ class TableStore:
                 out[row_indices < 0, :NUM_SHOW_CLICK] = 0
         return num_misrouted
 
+    def states(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the optimizer states `(n, num_states, dim)` of ids `(n,)`; initial ones of ids without a row.
+
+        Raises:
+            ValueError: Ids have another shape or dtype, or the store is closed.
+        """
+        ids = self._checked_ids(ids)
+        states = np.empty((len(ids), len(self._initial_state), self._dim), np.float32)
+        if self._state_width:
+            row_indices = self._scratch(len(ids))
+            find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+            states[:] = self._initial_state[:, None]
+            present = np.flatnonzero(row_indices >= 0)
+            found = np.empty(len(present) * self._state_width, np.float32)
+            indices = row_indices[present]
+            gather(self._states, self._state_stride, self._state_offset, indices, self._state_width, found)
+            states[present] = found.reshape(-1, *states.shape[1:])
+        return states
+
+    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the rows `(n, dim)` of ids `(n,)`, as `pull`."""
+        rows = np.empty((len(ids), self._dim), np.float32)
+        self.pull(ids, rows)
+        return rows
+
     def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns for each of the ids `(n,)` whether it has a row.
 
@@ -189,6 +222,7 @@ class TableStore:
         step: int,
         hashes: NDArray[np.int64] | None = None,
         statistics: NDArray[np.float32] | None = None,
+        num_updates: NDArray[np.uint32] | None = None,
     ) -> int:
         """Clips and decays gradients as the table says and applies them with its rule. Ids without a row get one first.
 
@@ -199,6 +233,7 @@ class TableStore:
             step: Number of pushes to the table, this one included, so at least 1.
             hashes: `(n,)`, the hashes of the ids if the caller has them.
             statistics: `(n, width)`, added to the columns of `spec.statistics`; None adds nothing.
+            num_updates: `(n,)`, number of updates that the gradients are; None for one each. Clocks count them.
 
         Returns:
             The number of new rows.
@@ -230,6 +265,7 @@ class TableStore:
         if self._has_decay:
             plain, grads = grads.reshape(-1), np.empty(grads.size, np.float32)
             add_decay(self._rows, self._row_stride, row_indices, plain, self._dim, self._decay, grads)
+        before = None if self._clocks is None else self._before_moves(row_indices)
         rule.kernel(
             self._rows,
             self._row_stride,
@@ -241,9 +277,124 @@ class TableStore:
             self._dim,
             scalars,
         )
+        if self._clocks is not None:
+            self._clocks.advance(row_indices, self._amounts(row_indices, before, num_updates))
         if self.spec.has_show_click:
             self._write_show_click(row_indices)
         return num_new
+
+    @property
+    def has_clocks(self) -> bool:
+        """True if the rows have clocks."""
+        return self._clocks is not None
+
+    def make_clocks(self, bound: RowBound) -> None:
+        """Makes the clocks of the rows unless there are some. From now on every change of rows advances them.
+
+        Args:
+            bound: In updates or in distance, as the clocks count.
+
+        Raises:
+            ValueError: The store is closed.
+            MemoryError: The system refuses the address space. Nothing changed.
+        """
+        self._check_open()
+        if self._clocks is None:
+            self._clocks, self._bound = RowClocks(self.num_rows, self._max_rows, huge_pages=self._huge_pages), bound
+            self._memories.append(self._clocks.memory)
+            self._max_rows = min(self._max_rows, self._clocks.max_rows)
+            self._on_moved()
+
+    def drop_clocks(self) -> None:
+        """Frees the clocks of the rows, if there are some."""
+        if self._clocks is not None:
+            self._memories.remove(self._clocks.memory)
+            self._clocks.close()
+            self._clocks = self._bound = None
+            self._on_moved()
+
+    def clocks(self, ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Returns the clock of the row of each id; both are `(n,)`. It is 0 for an id without a row.
+
+        Raises:
+            ValueError: Ids have another shape or dtype, there are no clocks, or the store is closed.
+        """
+        ids = self._checked_ids(ids)
+        if self._clocks is None:
+            raise ValueError(f"{self._where}: it has no clocks")
+        row_indices = self._scratch(len(ids))
+        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+        return self._clocks.read(row_indices)
+
+    def merge(
+        self,
+        ids: NDArray[np.int64],
+        changes: NDArray[np.float32],
+        amounts: NDArray[np.uint32],
+        weight: float,
+        *,
+        state_changes: NDArray[np.float32] | None = None,
+        num_updates: NDArray[np.uint32] | None = None,
+        hashes: NDArray[np.int64] | None = None,
+    ) -> int:
+        """Merges changes that a worker's updates made to its copies of rows. Ids without a row get one first.
+
+        Args:
+            ids: `(n,)`, distinct.
+            changes: `(n, dim)`, finite: copies less what they were before the updates.
+            amounts: `(n,)`: by how much the clocks advance.
+            weight: Weight of the changes.
+            state_changes: `(n, num_states, dim)`, as `kernels_changes.subtract_base_states` makes them; None leaves the
+                states as they are.
+            num_updates: `(n,)`, number of updates of each change of states; with `state_changes`.
+            hashes: `(n,)`, the hashes of the ids if the caller has them.
+
+        Returns:
+            The number of new rows.
+
+        Raises:
+            ValueError: An array has another shape or dtype, the rule cannot merge states, or the store is closed.
+                Nothing changed.
+            MemoryError: As `push`.
+        """
+        ids, count = self._checked_ids(ids), len(ids)
+        changes = self._checked("changes", changes, count, self._dim)
+        decays, of_states, spans = self._state_decays[:0], np.empty(0, np.float32), np.empty(count, np.uint32)
+        if state_changes is not None and num_updates is not None:
+            if self._rule.merge is None:
+                raise ValueError(f"{self._where}: states of the rule {self._rule.name!r} cannot be merged")
+            of_states = self._checked("changes of states", state_changes, count, self._rule.num_states, self._dim)
+            decays, spans = self._state_decays, num_updates
+        row_indices, num_new = self._find_or_create(ids, hashes)
+        self._note_push(row_indices)
+        merge_changes(
+            *(self._rows, self._row_stride, self._states, self._state_stride, self._state_offset, row_indices),
+            *(changes, of_states, spans, self._dim, decays, weight),
+        )
+        if self._clocks is not None:
+            self._clocks.advance(row_indices, amounts)
+        return num_new
+
+    def _before_moves(self, row_indices: NDArray[np.int64]) -> NDArray[np.float32] | None:
+        """Returns the rows if clocks count by how much they move."""
+        if self._bound is None or self._bound.drift is None:
+            return None
+        before = np.empty(len(row_indices) * self._dim, np.float32)
+        gather(self._rows, self._row_stride, 0, row_indices, self._dim, before)
+        return before
+
+    def _amounts(
+        self,
+        row_indices: NDArray[np.int64],
+        before: NDArray[np.float32] | None,
+        num_updates: NDArray[np.uint32] | None,
+    ) -> NDArray[np.uint32]:
+        """Returns by how much clocks advance after a push."""
+        if before is None or self._bound is None:
+            return np.ones(len(row_indices), np.uint32) if num_updates is None else num_updates
+        moves = np.empty(len(row_indices), np.float32)
+        measure_moves(self._rows, self._row_stride, row_indices, before, self._dim, moves)
+        return self._bound.units(moves)
 
     def describe(self, row: NDArray[np.int64]) -> bool:
         """Writes where the rows are, for the kernels that answer frames. What it writes holds until `layout` changes.
@@ -273,7 +424,8 @@ class TableStore:
         row[words.RULE] = rule
         has_view = self._capture is not None and not self._capture.is_over
         has_more = any(each.column.on_push is not None for each in self._extra)
-        return not (rule == 0 or has_view or has_more or self._is_bounded or self._has_decay)
+        is_clocked = self._clocks is not None
+        return not (rule == 0 or has_view or has_more or is_clocked or self._is_bounded or self._has_decay)
 
     def note_growth(self, num_before: int) -> None:
         """Adapts the store to the rows that the kernels which answer frames created; it had this number before."""
@@ -335,23 +487,30 @@ class TableStore:
         self._note_push(row_indices)
         return self._allocated[name].bytes
 
-    def set_rows(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        """Sets rows and keeps their states; an id without a row gets one with the rule's initial state.
+    def set_rows(
+        self, ids: NDArray[np.int64], rows: NDArray[np.float32], states: NDArray[np.float32] | None = None
+    ) -> None:
+        """Sets rows. An id without a row gets one first. Clocks do not count it.
 
         For snapshots and the other columns it is a push.
 
         Args:
             ids: `(n,)`. For an id that occurs twice, the last row counts.
             rows: `(n, dim)`.
+            states: `(n, num_states, dim)`; None keeps those of each row.
 
         Raises:
             ValueError, MemoryError: As `load`.
         """
         ids = self._checked_ids(ids)
         rows = self._checked("rows", rows, len(ids), self._dim)
+        if states is not None:
+            states = self._checked("states", states, len(ids), self._rule.num_states, self._dim)
         row_indices, _ = self._find_or_create(ids)
         self._note_push(row_indices)
         scatter(self._rows, self._row_stride, 0, row_indices, self._dim, rows)
+        if states is not None:
+            scatter(self._states, self._state_stride, self._state_offset, row_indices, self._state_width, states)
         if self.spec.has_show_click:
             self._write_show_click(row_indices)
 
@@ -584,6 +743,8 @@ class TableStore:
             self._state_memory.close()
         for each in self._allocated.values():
             each.close()
+        if self._clocks is not None:
+            self._clocks.close()
 
     def _arrays(self) -> RowArrays:
         return RowArrays(
@@ -666,6 +827,8 @@ class TableStore:
             memory.release_from(memory.in_use, used[memory])
         for each in self._extra:
             each.remove(first, targets)
+        if self._clocks is not None:
+            self._clocks.remove(first, targets)
         return ids
 
     def _keep_for_capture(self, row_indices: NDArray[np.int64]) -> None:
@@ -735,6 +898,8 @@ class TableStore:
         self._metadata.grow(num_rows)
         for each in self._extra:
             each.fill(num_before, num_rows)
+        if self._clocks is not None:
+            self._clocks.grow(num_before, num_rows)
         self._populator.wake_if_needed()
 
     def _scratch(self, size: int) -> NDArray[np.int64]:

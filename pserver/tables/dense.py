@@ -19,6 +19,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_dense import add_one_more, add_two
 from fleet_sparse.core.mode import SUM
+from fleet_sparse.core.placement import EVEN
 from fleet_sparse.core.reused_memory import UNUSED, ReusedMemory, find_by_references
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, PlanError
@@ -30,7 +31,8 @@ from fleet_sparse.wire.row_dtype import FrameRows, RowDtype, copy_from_frame
 
 from ..refusal import Refusal
 from .checks import check_finite, check_learning_rate, scaled_gradients
-from .mutations import Assignment, Average, Push, Replacement
+from .mutations import Assignment, Average, Change, CopyMutation, Push, Replacement, RowAssignment
+from .row_asks import CacheTerms, RowAnswer
 from .table import OnChanged, Part, Post, TableContext, TableRemoval
 
 _FIRST_ROW = np.zeros(1, np.int64)
@@ -57,6 +59,7 @@ class DenseRange:
         spec: Spec of the whole array.
         shard: Index of the shard whose range this is.
         num_shards: Number of shards of the job.
+        placement_version: Version of their placement.
 
     Attributes:
         spec: As given.
@@ -72,9 +75,9 @@ class DenseRange:
         PlanError: Values and states do not fit into the memory that this machine has left.
     """
 
-    def __init__(self, spec: DenseSpec, shard: int, num_shards: int) -> None:
+    def __init__(self, spec: DenseSpec, shard: int, num_shards: int, placement_version: int = EVEN) -> None:
         self.spec = spec
-        self.begin, self.end = spec.range_of(shard, num_shards)
+        self.begin, self.end = spec.range_of(shard, num_shards, placement_version)
         self._rule = spec.update_rule
         self._hyperparameters = dict(spec.hyperparameters)
         needed, available = 4 * self.size * (1 + self._rule.num_states), machine_memory.available_bytes()
@@ -274,7 +277,7 @@ class DenseTable:
         self.where = f"dense {spec.name!r}"
         self.optimizer_step = 0
         self.num_parameters = len(spec.segments)
-        self.range = DenseRange(spec, context.shard, context.placement.num_shards)
+        self.range = DenseRange(spec, context.shard, context.placement.num_shards, context.placement.version)
         self._table_id = spec.table_id
         self._merged_memory = ReusedMemory(np.float32, num_kept=1)
         self._joined_memory = ReusedMemory(np.float32, num_kept=_NUM_WIDENED)
@@ -337,6 +340,25 @@ class DenseTable:
         check_finite(self.where, "gradients", grads)
         numbers = block.learning_rate, block.optimizer_step, block.gradient_scale
         return Push(self._table_id, None, grads, *numbers, begin=block.offset)
+
+    def check_change(self, block: Block, rows: NDArray[np.float32]) -> Change:
+        """Unreachable: `check` refuses ids."""
+        raise TypeError(f"{self.where}: only rows of a table have copies")
+
+    def ask(self, block: Block, terms: CacheTerms) -> RowAnswer:
+        """Unreachable: `check` refuses ids."""
+        raise TypeError(f"{self.where}: only rows of a table have copies")
+
+    def forget_copies(self) -> None:
+        """Does nothing: only rows of a table have copies."""
+
+    def apply_change(self, change: Change) -> int:
+        """Unreachable: `check` refuses ids."""
+        raise TypeError(f"{self.where}: only rows of a table have copies")
+
+    def assign_rows(self, assignment: RowAssignment) -> int:
+        """Unreachable: `check` refuses ids."""
+        raise TypeError(f"{self.where}: only rows of a table have copies")
 
     def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
         """As `Table.check_assignment`."""
@@ -460,7 +482,7 @@ class DenseTable:
         """As `Table.clip`."""
         return push._replace(grads=clip.scaled([], [self._part_of(push)], factors)[1][0])
 
-    def changes(self, push: Push, block: Block) -> NDArray[np.bool_]:
+    def changes(self, push: Push | CopyMutation, block: Block) -> NDArray[np.bool_]:
         """Returns all False: every reply has the dense values that its worker asks for."""
         return np.zeros(block.count, np.bool_)
 
@@ -473,7 +495,8 @@ class DenseTable:
 
     def source_shards(self, manifest: Manifest) -> list[int]:
         """As `Table.source_shards`."""
-        ranges = [self.spec.range_of(shard, manifest.num_shards) for shard in range(manifest.num_shards)]
+        of_all = manifest.num_shards, manifest.placement_version or EVEN
+        ranges = [self.spec.range_of(shard, *of_all) for shard in range(manifest.num_shards)]
         here = self.range
         return [shard for shard, (begin, end) in enumerate(ranges) if max(begin, here.begin) < min(end, here.end)]
 
@@ -483,7 +506,9 @@ class DenseTable:
         states = np.empty((self.range.num_states, self.range.size), np.float32)
         for file, section in parts:
             check_active()
-            if (section.begin, section.end) != section.spec.range_of(file.shard, file.num_shards):
+            if (section.begin, section.end) != section.spec.range_of(
+                file.shard, file.num_shards, file.placement_version
+            ):
                 raise file.corrupt(f"{self.where}: it is not the range of its shard", file.index_offset)
             file.copy_dense(section, self.range.begin, values, states)
         if all(section.assigned for _, section in parts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,12 @@ from ..storage.table_store import TableStore
 from .admission import Admission, statistics_of
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .embedding_cut import EmbeddingCut, JoinedCut
-from .mutations import Assignment, Average, Push, Replacement
+from .mutations import Assignment, Average, Change, CopyMutation, Push, Replacement, RowAssignment
+from .row_asks import CacheTerms, RowAnswer, answer
 from .row_limit import MAX_UNCHECKED_IDS, RowLimit
 from .table import Part, TableContext, TableCut, TableRemoval
+
+_OfIds = TypeVar("_OfIds", Push, Change, RowAssignment)
 
 
 class EmbeddingTable:
@@ -168,9 +172,35 @@ class EmbeddingTable:
             statistics,
         )
 
-    def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
-        """Refuses: rows are pushed."""
-        raise Refusal(ErrorCode.MALFORMED, f"{self.where}: rows of a table are pushed, not assigned")
+    def check_change(self, block: Block, rows: NDArray[np.float32]) -> Change:
+        """As `Table.check_change`."""
+        ids, hashes = self._checked_copies(block, rows, "changes")
+        amounts, weight = block.statistics["counts"], block.learning_rate
+        states, num_updates = block.copies.get("states"), block.copies.get("versions")
+        rule = self.spec.update_rule
+        if rule.merge is None:
+            raise Refusal(ErrorCode.SCHEMA, f"{self.where}: changes of the rule {rule.name!r} cannot be merged")
+        if not 0 < weight <= 1:
+            raise Refusal(ErrorCode.MALFORMED, f"{self.where}: weight is {weight}, should be above 0 and at most 1")
+        if states is not None:
+            self._check_states(states, ids)
+            check_finite(self.where, "changes of states", states)
+        counts, what = (amounts, "counts") if num_updates is None else (num_updates, "numbers of updates")
+        if not counts.all():
+            raise Refusal(ErrorCode.MALFORMED, f"{self.where}: some {what} of changes are 0, should be at least 1")
+        return Change(
+            *(self._table_id, ids, rows, amounts, weight, block.optimizer_step),
+            *(states, num_updates, hashes),
+        )
+
+    def check_assignment(self, block: Block, values: NDArray[np.float32]) -> RowAssignment:
+        """As `Table.check_assignment`, of rows."""
+        ids, hashes = self._checked_copies(block, values, "rows")
+        states = block.copies.get("states")
+        if states is None:
+            states = np.empty((len(ids), 0, self._dim), np.float32)
+        self._check_states(states, ids)
+        return RowAssignment(self._table_id, ids, values, states, block.optimizer_step, hashes)
 
     def check_replacement(self, block: Block, values: NDArray[np.float32]) -> Replacement:
         """Refuses: rows are pushed."""
@@ -189,10 +219,30 @@ class EmbeddingTable:
         buckets = self._shard_of_bucket if self._num_shards > 1 else None
         if num_misrouted := self.store.pull(ids, rows, buckets, self._shard):
             raise self._misrouted(num_misrouted)
+        self._clear_not_admitted(ids, rows)
+        return rows
+
+    def ask(self, block: Block, terms: CacheTerms) -> RowAnswer:
+        """As `Table.ask`."""
+        self.check_pull(block)
+        assert block.ids is not None, "checked by check"
+        versions, (bound, num_workers, counts_steps) = block.copies["versions"], terms
+        return answer(self.store, bound, num_workers, block.ids, versions, self._read_rows, counts_steps=counts_steps)
+
+    def _read_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        rows = self.store.rows(ids)
+        self._clear_not_admitted(ids, rows)
+        return rows
+
+    def _clear_not_admitted(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
+        """Sets to 0 the rows of ids that would get none."""
         if self.admission is not None:
             absent = np.flatnonzero(~self.store.has_rows(ids))
             rows[absent[~self.admission.admits(ids[absent])]] = 0
-        return rows
+
+    def forget_copies(self) -> None:
+        """As `Table.forget_copies`."""
+        self.store.drop_clocks()
 
     def apply(self, push: Push) -> int:
         """As `Table.apply`."""
@@ -202,12 +252,35 @@ class EmbeddingTable:
         if self.store.num_rows + len(push.ids) > self.limit.unchecked_rows:
             push = self._within_limit(push, push.ids)
         assert push.ids is not None, "pushes to a table have ids"
-        self.store.push(push.ids, push.grads, push.learning_rate, push.step, push.hashes, push.statistics)
+        self.store.push(
+            push.ids, push.grads, push.learning_rate, push.step, push.hashes, push.statistics, push.num_updates
+        )
         self.optimizer_step = max(self.optimizer_step, push.step)
         return len(push.ids)
 
+    def apply_change(self, change: Change) -> int:
+        """As `Table.apply_change`."""
+        change = self._with_rows(change)
+        if len(change.ids):  # else states may have any shape
+            self.store.merge(
+                *(change.ids, change.rows, change.amounts, change.weight),
+                state_changes=change.states,
+                num_updates=change.num_updates,
+                hashes=change.hashes,
+            )
+        self.optimizer_step = max(self.optimizer_step, change.step)
+        return len(change.ids)
+
+    def assign_rows(self, assignment: RowAssignment) -> int:
+        """As `Table.assign_rows`."""
+        assignment = self._with_rows(assignment)
+        if len(assignment.ids):  # else states may have any shape
+            self.store.set_rows(assignment.ids, assignment.rows, assignment.states)
+        self.optimizer_step = max(self.optimizer_step, assignment.step)
+        return len(assignment.ids)
+
     def assign(self, assignment: Assignment) -> None:
-        """Unreachable: `check_assignment` refuses."""
+        """Unreachable: assignments of rows are `assign_rows`."""
         raise TypeError(f"{self.where}: rows of a table are pushed, not assigned")
 
     def replace(self, replacement: Replacement) -> None:
@@ -259,7 +332,13 @@ class EmbeddingTable:
         if self._statistics:  # neither scaled nor averaged
             parts = [push.statistics for push in pushes if push.statistics is not None]
             statistics = self._merger.merge(ids, np.concatenate(parts), self._salt).grads
-        return pushes[0]._replace(ids=merged.ids, grads=merged.grads, hashes=None, statistics=statistics)
+        num_updates = None
+        if self.store.has_clocks:
+            ones = np.ones((len(ids), 1), np.float32)
+            num_updates = self._merger.merge(ids, ones, self._salt).grads.reshape(-1).astype(np.uint32)
+        return pushes[0]._replace(
+            ids=merged.ids, grads=merged.grads, hashes=None, statistics=statistics, num_updates=num_updates
+        )
 
     def squared_norms(self, push: Push) -> NDArray[np.float64]:
         """As `Table.squared_norms`."""
@@ -269,7 +348,7 @@ class EmbeddingTable:
         """As `Table.clip`."""
         return push._replace(grads=clip.scaled([push.grads], [], factors)[0][0])
 
-    def changes(self, push: Push, block: Block) -> NDArray[np.bool_]:
+    def changes(self, push: Push | CopyMutation, block: Block) -> NDArray[np.bool_]:
         """As `Table.changes`."""
         assert push.ids is not None, "pushes to a table have ids"
         assert block.ids is not None, "checked by check"
@@ -388,7 +467,43 @@ class EmbeddingTable:
         is_inside[absent] = is_admitted
         return push._replace(hashes=hashes, statistics=statistics).of_ids(np.flatnonzero(is_inside))
 
-    def _within_limit(self, push: Push, ids: NDArray[np.int64]) -> Push:
+    def _checked_copies(
+        self, block: Block, rows: NDArray[np.float32], what: str
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the ids of a block about copies, which are distinct, and their hashes."""
+        ids = block.ids
+        assert ids is not None, "checked by check"
+        if self._statistics:
+            raise Refusal(ErrorCode.SCHEMA, f"{self.where}: it counts {', '.join(self._statistics)} of each push")
+        checked = self._merger.check(ids, rows, self._salt)
+        if checked.num_misrouted:
+            raise self._misrouted(checked.num_misrouted)
+        if not checked.is_finite:
+            check_finite(self.where, what, rows, block.dtype)
+        if checked.may_repeat and len(np.unique(ids)) < len(ids):
+            raise Refusal(ErrorCode.MALFORMED, f"{self.where}: {what} repeat ids")
+        return ids, checked.hashes
+
+    def _check_states(self, states: NDArray[Any], ids: NDArray[np.int64]) -> None:
+        shape = len(ids), self.spec.update_rule.num_states, self._dim
+        if states.shape != shape and len(ids):
+            raise Refusal(ErrorCode.MALFORMED, f"{self.where}: states are {states.shape}, should be {shape}")
+
+    def _with_rows(self, change: _OfIds) -> _OfIds:
+        """Leaves out the ids without a row that get none."""
+        assert change.ids is not None, "of a table"
+        if self.admission is not None:
+            absent = np.flatnonzero(~self.store.has_rows(change.ids))
+            ids = change.ids[absent]
+            is_admitted, _ = self.admission.count(ids, self.admission.hashes_of(ids), None)
+            if not is_admitted.all():
+                change = change.of_ids(np.delete(np.arange(len(change.ids)), absent[~is_admitted]))
+        assert change.ids is not None, "of a table"
+        if self.store.num_rows + len(change.ids) > self.limit.unchecked_rows:
+            change = self._within_limit(change, change.ids)
+        return change
+
+    def _within_limit(self, push: _OfIds, ids: NDArray[np.int64]) -> _OfIds:
         """Leaves out ids without a row for which there is no room, the last ones of the push."""
         num_free = self.limit.num_free(self.store.num_rows)
         if self._has_unchecked_room:

@@ -35,6 +35,8 @@ class Push(NamedTuple):
     """`(n, width)`, what the push says of each id besides its gradient, if the entry policy of the table reads it."""
     begin: int = 0
     """Index of the first value in the range of the shard, for a dense array."""
+    num_updates: NDArray[np.uint32] | None = None
+    """`(n,)`, how many workers' pushes of a step named each id; None for one."""
 
     @property
     def num_bytes(self) -> int:
@@ -49,6 +51,7 @@ class Push(NamedTuple):
             grads=np.take(self.grads, indices, axis=0),
             hashes=None if self.hashes is None else self.hashes[indices],
             statistics=None if self.statistics is None else self.statistics[indices],
+            num_updates=None if self.num_updates is None else self.num_updates[indices],
         )
 
     def apply_to(self, table: Table) -> int:
@@ -57,6 +60,91 @@ class Push(NamedTuple):
 
     def has_no_effect_after(self, error: BaseException) -> bool:
         """Returns whether nothing changed if `apply_to` raised this: a store without room for more rows."""
+        return isinstance(error, MemoryError)
+
+
+class Change(NamedTuple):
+    """Checked changes that a worker's updates made to its copies of rows of a table."""
+
+    table_id: int
+    ids: NDArray[np.int64]
+    """`(n,)`, distinct."""
+    rows: NDArray[np.float32]
+    """`(n, dim)`, finite: the copies less what they were before the updates."""
+    amounts: NDArray[np.uint32]
+    """`(n,)`, by how much the clocks of the rows advance."""
+    weight: float
+    """Weight of the changes."""
+    step: int
+    """The update rule's t of the newest update."""
+    states: NDArray[np.float32] | None = None
+    """`(n, num_states, dim)`, changes of the states; None leaves these as they are."""
+    num_updates: NDArray[np.uint32] | None = None
+    """`(n,)`, number of updates of each change of states; with `states`."""
+    hashes: NDArray[np.int64] | None = None
+    """`(n,)`, hashes of `ids` where the check computed them."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of ids, changes and their numbers."""
+        arrays = self.ids, self.rows, self.amounts, self.states, self.num_updates
+        return sum(each.nbytes for each in arrays if each is not None)
+
+    def of_ids(self, indices: NDArray[np.int64]) -> Change:
+        """Returns the changes of some of the ids, ascending."""
+        return self._replace(
+            ids=self.ids[indices],
+            rows=np.take(self.rows, indices, axis=0),
+            amounts=self.amounts[indices],
+            states=None if self.states is None else self.states[indices],
+            num_updates=None if self.num_updates is None else self.num_updates[indices],
+            hashes=None if self.hashes is None else self.hashes[indices],
+        )
+
+    def apply_to(self, table: Table) -> int:
+        """Merges the changes; returns the number of rows changed."""
+        return table.apply_change(self)
+
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """As `Push.has_no_effect_after`."""
+        return isinstance(error, MemoryError)
+
+
+class RowAssignment(NamedTuple):
+    """Checked rows and states that the only worker of a job trained; they replace those of the shard."""
+
+    table_id: int
+    ids: NDArray[np.int64]
+    """`(n,)`, distinct."""
+    rows: NDArray[np.float32]
+    """`(n, dim)`, finite."""
+    states: NDArray[np.float32]
+    """`(n, num_states, dim)`."""
+    step: int
+    """The update rule's t of the newest update."""
+    hashes: NDArray[np.int64] | None = None
+    """`(n,)`, hashes of `ids` where the check computed them."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of ids, rows and states."""
+        return self.ids.nbytes + self.rows.nbytes + self.states.nbytes
+
+    def of_ids(self, indices: NDArray[np.int64]) -> RowAssignment:
+        """Returns the assignment of some of the ids, ascending."""
+        return self._replace(
+            ids=self.ids[indices],
+            rows=np.take(self.rows, indices, axis=0),
+            states=np.take(self.states, indices, axis=0),
+            hashes=None if self.hashes is None else self.hashes[indices],
+        )
+
+    def apply_to(self, table: Table) -> int:
+        """Sets rows and states; returns the number of rows changed."""
+        return table.assign_rows(self)
+
+    def has_no_effect_after(self, error: BaseException) -> bool:
+        """As `Push.has_no_effect_after`."""
         return isinstance(error, MemoryError)
 
 
@@ -137,7 +225,9 @@ class DayEnd(NamedTuple):
         return isinstance(error, ValueError)
 
 
-Mutation = Push | Assignment | Replacement | Shrink | DayEnd
+CopyMutation = Change | RowAssignment
+"""What workers with copies of rows send besides gradients."""
+Mutation = Push | CopyMutation | Assignment | Replacement | Shrink | DayEnd
 
 
 def scaled(grads: NDArray[np.float32], factor: float) -> NDArray[np.float32]:

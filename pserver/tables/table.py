@@ -23,8 +23,9 @@ from fleet_sparse.wire.row_dtype import FrameRows, RowDtype
 
 from ..storage.memory_layout import MemoryLayout
 from .merger import Merger
-from .mutations import Assignment, Push, Replacement
+from .mutations import Assignment, Change, CopyMutation, Push, Replacement, RowAssignment
 from .reply_memory import ReplyMemory
+from .row_asks import CacheTerms, RowAnswer
 from .row_limit import NO_LIMITS, RowLimits
 
 
@@ -104,8 +105,9 @@ class TableCut(Protocol):
 class Table(Protocol):
     """One shard's part of a table. A kind of table is a module in this room and a line in `kinds.py`.
 
-    Checks raise `Refusal` and change nothing. Only `apply`, `assign`, `replace`, `shrink`, `end_day`, `adopt` and
-    `load` change a table. Only a shard's `commit` calls the first five; `load` fills a staging shard.
+    Checks raise `Refusal` and change nothing. Only `apply`, `apply_change`, `assign_rows`, `assign`, `replace`,
+    `shrink`, `end_day`, `adopt` and `load` change a table. Only a shard's `commit` calls the first seven; `load` fills
+    a staging shard.
 
     Attributes:
         is_selectable: True if a save or load may name the table to have it without the others.
@@ -157,7 +159,10 @@ class Table(Protocol):
             is_staged: The push waits for its sync step: its scale is a weight, to be used when the step is merged.
         """
 
-    def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment:
+    def check_change(self, block: Block, rows: NDArray[np.float32]) -> Change:
+        """Returns the changes of a CHANGE block, checked; `rows` are its rows as float32."""
+
+    def check_assignment(self, block: Block, values: NDArray[np.float32]) -> Assignment | RowAssignment:
         """Returns the assignment of an ASSIGN block, checked."""
 
     def check_replacement(self, block: Block, values: NDArray[np.float32]) -> Replacement:
@@ -169,11 +174,36 @@ class Table(Protocol):
         Another array does not change while it is referred to.
         """
 
+    def ask(self, block: Block, terms: CacheTerms) -> RowAnswer:
+        """Answers a block that asks about copies of rows.
+
+        Args:
+            block: A PULL block with versions that passed `check`.
+            terms: Of the job.
+        """
+
+    def forget_copies(self) -> None:
+        """No worker has copies of rows any more."""
+
     def apply(self, push: Push) -> int:
         """Applies a push with the table's rule; returns the number of rows updated.
 
         Raises:
             MemoryError: There is no room for more rows. No row has another value than before.
+        """
+
+    def apply_change(self, change: Change) -> int:
+        """Merges changes of copies; returns the number of rows changed.
+
+        Raises:
+            MemoryError: As `apply`.
+        """
+
+    def assign_rows(self, assignment: RowAssignment) -> int:
+        """Sets rows and states; returns the number of rows changed.
+
+        Raises:
+            MemoryError: As `apply`.
         """
 
     def assign(self, assignment: Assignment) -> None:
@@ -225,7 +255,7 @@ class Table(Protocol):
     def clip(self, push: Push, factors: NDArray[np.float32]) -> Push:
         """Returns the push with the gradient of each parameter times its factor."""
 
-    def changes(self, push: Push, block: Block) -> NDArray[np.bool_]:
+    def changes(self, push: Push | CopyMutation, block: Block) -> NDArray[np.bool_]:
         """Returns which rows of a pulled block a push changes, `(count,)`."""
 
     def capture(self, *, only_changed: bool, ends_day: bool, left_out: Sequence[Criterion] = ()) -> TableCut:

@@ -29,6 +29,7 @@ TINY = {  # in the order in which they start: the longest first
     "client": "--rows 2000 --batch 500 --cycles 3 --rounds 2 --shards 1",
     "growth": "--rows 300000 --rounds 2",
     "kernels": "--rows 3000 --dims 16 64 --batch 500 --calls 1 --rounds 2 --gigabytes 0.01",
+    "het_misses": "--rows 40000 --batch 8 --steps 20 --moved-steps 2500 --percent 5",
     "entries": "--fresh 1000 --pushes 2 --batch 100 --steps 4 --rounds 2",
     "log": "--pushes 3 --batch 100 --rows 2000 --megabytes 1 --rounds 2",
     "start": "--rounds 1 --no-cold",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from fleet_sparse.core.mode import ALL_REDUCE, ASYNC, AVG, GEO, SUM, SYNC, Mode, parse_mode
+from fleet_sparse.core.row_bound import RowBound
 
 MODES = [
     Mode(SYNC),
@@ -21,6 +22,8 @@ MODES = [
     Mode(SYNC, dense=ALL_REDUCE),
     Mode(SYNC, SUM, dense_grads_dtype="bfloat16"),
     Mode(ASYNC, max_step_lag=7, dense_grads_dtype="bfloat16"),
+    Mode(SYNC, row_bound=RowBound(lag=100, share=0.25)),
+    Mode(ASYNC, row_bound=RowBound(drift=0.02)),
 ]
 
 
@@ -47,6 +50,8 @@ def test_json_of_a_mode_is_for_ever():
         (Mode(GEO, SUM, k_steps=8), "geo (k_steps 8, sum)"),
         (Mode(SYNC, dense=ALL_REDUCE), "sync (avg, dense all_reduce)"),
         (Mode(dense_grads_dtype="bfloat16"), "async (FLEET_SPARSE_DENSE_GRADS_DTYPE bfloat16)"),
+        (Mode(row_bound=RowBound(drift=0.02)), "async (max_row_drift 0.02)"),
+        (Mode(SYNC, row_bound=RowBound(9, 0.25)), "sync (avg, max_row_lag 9, max_row_lag_share 0.25)"),
     ],
 )
 def test_messages_name_what_workers_must_agree_on(mode, text):
@@ -98,12 +103,21 @@ def test_text_that_is_not_a_mode_is_refused(text):
         {"dense_grads_dtype": "float16"},
         {"kind": GEO, "k_steps": 8, "dense_grads_dtype": "bfloat16"},
         {"kind": SYNC, "dense": ALL_REDUCE, "dense_grads_dtype": "bfloat16"},
+        {"row_bound": {}},
+        {"row_bound": {"lag": 0}},
+        {"row_bound": {"lag": 1.5}},
+        {"row_bound": {"lag": 1, "drift": 1.0}},
+        {"kind": GEO, "k_steps": 8, "row_bound": {"lag": 10}},
     ],
     ids=str,
 )
 def test_field_with_an_invalid_value_is_refused(changes):
     with pytest.raises(ValueError, match="mode: "):
         parse_mode(json.dumps(structs.asdict(Mode()) | changes))
+
+
+def test_a_mode_without_a_row_cache_is_written_as_before():
+    assert "row_bound" not in Mode().to_json()
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fleet_sparse.core.ids import NUM_BUCKETS, bucket_of
-from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.placement import Placement, is_known, num_row_shards_of, version_of
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7, 16384])
@@ -17,6 +17,21 @@ def test_even_placement_has_contiguous_ranges_of_equal_size(num_shards):
 
 def test_even_placement_is_bucket_times_shards_over_buckets():
     assert Placement.even(3).shard_of_bucket[[0, 5461, 5462, 10922, 10923, 16383]].tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_first_shards_may_have_all_rows():
+    placement = Placement.even(5, version_of(5, 2))
+    assert (placement.shard_of_bucket == Placement.even(2).shard_of_bucket).all()
+    assert placement.num_shards == 5
+    assert is_known(placement.version)
+
+
+def test_versions_say_how_many_shards_have_rows():
+    assert [version_of(5, num_row_shards) for num_row_shards in (0, 1, 4, 5)] == [1, 0x10001, 0x40001, 1]
+    assert [num_row_shards_of(version) for version in (1, 0x10001, 0x40001)] == [0, 1, 4]
+    assert not is_known(2)
+    with pytest.raises(ValueError, match="6"):
+        version_of(5, 6)
 
 
 def test_shard_of_an_id_is_that_of_its_bucket():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from fleet_sparse.core.kernels_changes import merge_changes, subtract_base_states
 from fleet_sparse.core.rules import RULES
 
 
@@ -270,3 +271,82 @@ def test_rules_are_listed_by_name_with_sorted_defaults():
     assert all(rule.name == name for name, rule in RULES.items())
     assert all(list(rule.defaults) == sorted(rule.defaults) for rule in RULES.values())
     assert all(len(rule.initial_state(dict(rule.defaults))) == rule.num_states for rule in RULES.values())
+
+
+MERGED = [case for case in CASES if RULES[case.rule].merge is not None]
+every_merged_case = pytest.mark.parametrize("case", MERGED, ids=lambda case: f"{case.rule}{len(case.hyperparameters)}")
+
+
+def decays_of(table):
+    return np.array(table.rule.merge(table.hyperparameters), np.float64)
+
+
+def change_of(base, copy, num_updates):
+    """The changes of all rows from one table to another, which has this number of updates more of each."""
+    out = np.empty(copy.states().size, np.float32)
+    states = [np.ascontiguousarray(table.states()).reshape(-1) for table in (copy, base)]
+    subtract_base_states(*states, np.arange(NUM_ROWS), num_updates, copy.dim, decays_of(copy), out)
+    return copy.rows() - base.rows(), out
+
+
+def merge_into(table, row_changes, state_changes, num_updates, weight):
+    merge_changes(
+        *(table.memory.reshape(-1), table.memory.shape[1]),
+        *(table.state_memory.reshape(-1), table.state_memory.shape[1], table.state_offset),
+        *(np.arange(NUM_ROWS), row_changes.reshape(-1), state_changes, num_updates),
+        *(table.dim, decays_of(table), weight),
+    )
+
+
+def trained(case, dim, separate, *parts):
+    """A table after the pushes of some parts of `pushes`."""
+    table = Table(case, dim, separate)
+    for push in pushes(dim):
+        if push[3] in {step for part in parts for step in part}:
+            table.push(*push)
+    return table
+
+
+@every_merged_case
+@every_dim
+@every_layout
+def test_a_change_of_n_updates_is_n_updates(case, dim, separate):
+    before, after = range(1, 4), range(4, 12)
+    base, copy = trained(case, dim, separate, before), trained(case, dim, separate, before, after)
+    num_updates = np.zeros(NUM_ROWS, np.uint32)
+    for indices, _, _, step in pushes(dim):
+        num_updates[indices] += step in after
+    changes = change_of(base, copy, num_updates)
+    merge_into(base, *changes, num_updates, 1.0)
+    rows, states = copy.reference(np.float64)
+    assert num_updates.max() > 3
+    np.testing.assert_allclose(base.rows(), rows, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(base.states(), states, rtol=1e-6, atol=1e-6)
+
+
+@every_merged_case
+def test_changes_of_several_workers_are_blocks_of_updates(case):
+    base, first, second = (trained(case, 5, False, *parts) for parts in ([], [range(1, 6)], [range(6, 11)]))
+    counts = []
+    for part in (range(1, 6), range(6, 11)):
+        counts.append(np.zeros(NUM_ROWS, np.uint32))
+        for indices, _, _, step in pushes(5):
+            counts[-1][indices] += step in part
+    expected, states = base.rows().astype(np.float64), base.states().astype(np.float64)
+    decays = decays_of(base)
+    for copy, n in zip((first, second), counts, strict=True):
+        decay = decays[None, :, None] ** n[:, None, None]
+        expected += 0.5 * (copy.rows() - trained(case, 5, False).rows())
+        own = copy.states() - decay * trained(case, 5, False).states()
+        states = 0.5 * states + 0.5 * (decay * states + own)
+    for copy, n in zip((first, second), counts, strict=True):
+        merge_into(base, *change_of(trained(case, 5, False), copy, n), n, 0.5)
+    np.testing.assert_allclose(base.rows(), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(base.states(), states, rtol=1e-6, atol=1e-6)
+
+
+def test_rules_whose_states_cannot_be_merged_say_so():
+    unmerged = {name for name, rule in RULES.items() if rule.merge is None}
+    assert unmerged == {"adamax", "ftrl", "ctr_adagrad", "overwrite", "delta", "summary", "read_only"}
+    for name in RULES.keys() - unmerged:
+        assert len(RULES[name].merge(dict(RULES[name].defaults))) == RULES[name].num_states

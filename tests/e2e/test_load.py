@@ -11,8 +11,10 @@ from support.jobs import outputs_of
 
 
 @pytest.mark.guarantee("V5")
-def test_workers_go_back_together_to_what_was_saved(tmp_path: Path) -> None:
-    outputs = outputs_of("load_model.py", tmp_path)
+@pytest.mark.parametrize("row_shards", ["", "1"], ids=["all pservers have both", "dense beside the rows"])
+def test_workers_go_back_together_to_what_was_saved(tmp_path: Path, row_shards: str) -> None:
+    variables = {"FLEET_SPARSE_ROW_SHARDS": row_shards} if row_shards else {}
+    outputs = outputs_of("load_model.py", tmp_path, num_servers=3, of_pservers=variables, **variables)
     for output in outputs:
         after = re.findall(r"^after (\S+)", output, re.MULTILINE)
         assert len(set(after)) == 5

@@ -63,6 +63,7 @@ def values_of(frame: Frame) -> object:
                 None if block.ids is None else (block.ids.dtype, block.ids.shape, block.ids.tobytes()),
                 None if block.rows is None else (block.rows.dtype, block.rows.shape, block.rows.tobytes()),
                 [(name, values.dtype, values.tobytes()) for name, values in block.statistics.items()],
+                [(name, values.dtype, values.shape, values.tobytes()) for name, values in block.copies.items()],
             )
             for block in frame.blocks
         ],
@@ -73,8 +74,8 @@ def values_of(frame: Frame) -> object:
 SETS_OF_STATISTICS = [(), ("counts",), ("show", "click"), ("counts", "show", "click")]
 ACTIONS_OF = {
     Op.PULL: [Action.PULL],
-    Op.PUSH: [Action.PUSH],
-    Op.PUSH_PULL: [Action.PUSH, Action.PULL],
+    Op.PUSH: [Action.PUSH, Action.CHANGE],
+    Op.PUSH_PULL: [Action.PUSH, Action.CHANGE, Action.PULL],
     Op.ASSIGN: [Action.ASSIGN, Action.REPLACE, Action.REPLACE_STATE],
     Op.PULL_EARLY: [Action.PULL],
     Op.PREPARE: [Action.PUSH],
@@ -108,8 +109,34 @@ def headers(draw: st.DrawFn, op: Op) -> Header:
 
 
 @st.composite
+def blocks_of_copies(draw: st.DrawFn, action: Action) -> Block:
+    """Blocks about workers' copies of rows."""
+    count, dim = draw(st.integers(0, 5)), draw(st.sampled_from([1, 2, 16]))
+    dtype, num_states = draw(st.sampled_from(RowDtype)), draw(st.integers(0 if action is Action.CHANGE else 1, 3))
+    rng = np.random.default_rng(draw(unsigned(32)))
+    versions = rng.integers(0, 2**32, count, dtype=np.uint32)
+    states = rng.standard_normal((count, num_states if count else 0, dim)).astype(np.float32)
+    rows = rng.integers(0, 256, count * dim * dtype.in_frames.itemsize, dtype=np.uint8)
+    block = Block(action, draw(unsigned(32)), draw(unsigned(64)), dim, count, dtype=dtype)
+    if action is not Action.ROWS:
+        block.ids = rng.integers(INT64.min, INT64.max, count)
+    if action is Action.PULL:
+        block.copies = {"versions": versions}
+        return block
+    sets = [{"slack": versions.astype(np.uint8)}, {"versions": versions}, {"versions": versions, "states": states}]
+    block.copies = draw(st.sampled_from(sets if action is Action.ROWS else [{}, sets[2]]))
+    if "slack" not in block.copies:
+        block.rows = rows.view(dtype.in_frames).reshape(count, dim)
+    if action is Action.CHANGE:
+        block.statistics = {"counts": versions}
+    return block
+
+
+@st.composite
 def blocks(draw: st.DrawFn, op: Op) -> Block:
     action = draw(st.sampled_from(ACTIONS_OF[op]))
+    if action is Action.CHANGE or (action in (Action.PULL, Action.ROWS) and draw(st.booleans())):
+        return draw(blocks_of_copies(action))
     is_always_dense = action not in (Action.PULL, Action.PUSH, Action.ROWS)
     dense = is_always_dense or draw(st.booleans())
     count = draw(st.integers(0, 5))

@@ -22,7 +22,7 @@ from .cow_views import everything
 from .shards import CLIENT, FrameClient, make_shard
 from .straight import StraightAnswers
 
-IDENTITY = LogIdentity(0, 1, 77, 99)
+IDENTITY = LogIdentity(0, 1, 0, 77, 99)
 _numbers = itertools.count()
 
 

@@ -102,14 +102,14 @@ WRONG: list[Wrong] = [
     (pull_frame, NUM_BLOCKS, "I", MAX_BLOCKS + 1, TOO_LARGE, ()),
     (pull_frame, DIM, "I", 0, MALFORMED, ()),
     (pull_frame, DIM, "I", MAX_DIM + 1, MALFORMED, ()),
-    *((pull_frame, offset, "B", value, VERSION, ()) for offset, value in ((ACTION, 0), (ACTION, 9))),
+    *((pull_frame, offset, "B", value, VERSION, ()) for offset, value in ((ACTION, 0), (ACTION, 10))),
     *((pull_frame, offset, "B", value, VERSION, ()) for offset, value in ((DTYPE, 0), (DTYPE, 4))),
     (pull_frame, BLOCK_RESERVED, "I", 1, VERSION, ()),
     *(
         (make, OFFSET, "Q", 1, MALFORMED, ("offset is 1",))
         for make in (pull_frame, push_frame, commit_frame, norms_frame)
     ),
-    *((pull_frame, COLUMNS, "H", value, VERSION, ()) for value in (0x81, 0x8001)),
+    *((pull_frame, COLUMNS, "H", value, VERSION, ()) for value in (0x41, 0x8001)),
     *(
         (make, COLUMNS, "H", columns, MALFORMED, (f"{columns:#x}",))
         for make in (pull_frame, push_frame, assign_frame, rows_frame, commit_frame, norms_frame)
@@ -177,9 +177,8 @@ def test_a_frame_of_exactly_the_limit_is_accepted() -> None:
     assert refusal(parts, max_bytes=sum(map(len, parts)) - 1).code == TOO_LARGE
 
 
-@pytest.mark.parametrize("column", [Column.VERSIONS, Column.AUX])
-def test_a_reserved_column_is_version(column: Column) -> None:
-    parts = forged(push_frame(), COLUMNS, "H", Column.IDS | Column.ROWS | column)
+def test_a_reserved_column_is_version() -> None:
+    parts = forged(push_frame(), COLUMNS, "H", Column.IDS | Column.ROWS | Column.AUX)
     assert refusal(resized([*parts, bytes(20)])).code == VERSION
 
 
@@ -194,6 +193,46 @@ def test_a_reserved_column_is_version(column: Column) -> None:
 )
 def test_other_sets_of_statistics_are_malformed(columns: int) -> None:
     assert_malformed(forged(push_frame(), COLUMNS, "H", columns), "block 0", f"{columns:#x}")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        Column.IDS | Column.ROWS | Column.STATES,
+        Column.IDS | Column.ROWS | Column.VERSIONS,
+        Column.IDS | Column.ROWS | Column.SLACK,
+        Column.IDS | Column.VERSIONS,
+    ],
+)
+def test_pushes_with_columns_of_copies_are_malformed(columns: int) -> None:
+    assert_malformed(forged(push_frame(), COLUMNS, "H", columns), "block 0", f"{columns:#x}")
+
+
+def test_rows_of_tables_are_assigned_in_pushes_alone() -> None:
+    ids, rows = np.arange(2), np.zeros((2, 3), np.float32)
+    block = Block(Action.ASSIGN, 1, 2, 3, 2, ids, rows, copies={"states": np.zeros((2, 1, 3), np.float32)})
+    push = Frame(Header(Op.PUSH, push_seq=1), [block])
+    assert values_of(decode(encode(push), max_bytes=1 << 10)) == values_of(push)
+    assert_malformed(forged(push, OP, "H", Op.ASSIGN), "block 0", "ASSIGN")
+    assert_malformed(forged(assign_frame(), OP, "H", Op.PUSH), "block 0", "ASSIGN")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4, 12, 23, 25, 49])
+def test_states_are_whole_ones_of_all_rows(num_bytes: int) -> None:
+    ids, rows, ones = np.arange(2), np.zeros((2, 3), np.float32), np.ones(2, np.uint32)
+    copies = {"versions": ones, "states": np.zeros((2, 2, 3), np.float32)}
+    block = Block(Action.CHANGE, 1, 2, 3, 2, ids, rows, statistics={"counts": ones}, copies=copies)
+    parts = encode(Frame(Header(Op.PUSH, push_seq=1), [block]))
+    assert_malformed(resized([*parts[:-1], bytes(num_bytes)]), "block 0", "states", num_bytes)
+
+
+def test_the_answer_to_an_ask_is_within_the_limit() -> None:
+    ids = np.arange(10)
+    ask = Block(Action.PULL, 1, 2, 4, 10, ids, copies={"versions": np.zeros(10, np.uint32)})
+    parts = encode(Frame(Header(Op.PULL), [ask]))
+    reply_bytes = 128 + 64 + 10 * (1 + 4 + 16)
+    decode(parts, max_bytes=max(reply_bytes, sum(map(len, parts))))
+    assert refusal(parts, max_bytes=max(reply_bytes, sum(map(len, parts))) - 1).code == TOO_LARGE
 
 
 def test_statistics_of_another_length_are_malformed() -> None:

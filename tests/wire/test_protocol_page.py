@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.net import streams
 from fleet_sparse.settings import Settings
@@ -38,6 +39,7 @@ SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "f64": 8, "4 bytes": 4, "16 byte
 SCHEMA_HASH = 0x1122334455667788
 EXAMPLES = ["pull", "rows", "rows_bfloat16", "push", "push_counts", "push_dense_bfloat16", "ack", "push_dense_part"]
 OF_VERSIONS = ["read", "changed", "version_gone"]
+OF_COPIES = ["ask", "answer", "change"]
 VERSION, NEWEST = 0x9F62A0C0711376C5, 0x34AB30ABC43EDFEF
 TABLE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/emb") & 0xFFFFFFFF
 DENSE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/dense.0") & 0xFFFFFFFF
@@ -92,7 +94,7 @@ def test_limits_of_streams_are_those_of_the_page() -> None:
     assert "four times the limit of a frame" in " ".join(section.split())
 
 
-@pytest.mark.parametrize("name", EXAMPLES + OF_VERSIONS)
+@pytest.mark.parametrize("name", EXAMPLES + OF_VERSIONS + OF_COPIES)
 def test_an_example_is_encoded_to_its_bytes(name: str) -> None:
     assert [bytes(part) for part in encode(decoded(name))] == example(name)
 
@@ -182,6 +184,31 @@ def test_the_read_on_the_page_is_the_pull_of_a_version() -> None:
     assert (frame.header.op, frame.header.push_seq, frame.header.push_floor) == (Op.READ, 0, 0)
     assert frame.header.step == VERSION
     np.testing.assert_array_equal(frame.blocks[0].ids, pull.blocks[0].ids)
+
+
+def test_the_ask_on_the_page_decodes() -> None:
+    frame = decoded("ask")
+    assert (frame.header.op, frame.header.request_id, frame.header.push_floor) == (Op.PULL, 43, 9)
+    (block,) = frame.blocks
+    np.testing.assert_array_equal(block.ids, [7, -1, 12])
+    np.testing.assert_array_equal(block.copies["versions"], [40, NO_VERSION, 64])
+
+
+def test_the_answer_on_the_page_is_that_to_the_ask() -> None:
+    slack, due, entering = decoded("answer").blocks
+    assert slack.copies["slack"].tolist() == [4, STATES_FOLLOW, ROW_FOLLOWS]
+    assert [block.count for block in (slack, due, entering)] == [3, 1, 1]
+    assert (due.rows is not None, due.copies["versions"].tolist()) == (True, [71])
+    assert (entering.copies["versions"].tolist(), entering.copies["states"].tolist()) == ([3], [[[0.75, 0.5]]])
+    np.testing.assert_array_equal(entering.rows, [[0.5, -0.25]])
+
+
+def test_the_change_on_the_page_decodes() -> None:
+    (block,) = decoded("change").blocks
+    assert (block.action, block.learning_rate, block.optimizer_step) == (Action.CHANGE, 1.0, 12)
+    assert (block.statistics["counts"].tolist(), block.copies["versions"].tolist()) == ([5], [9])
+    np.testing.assert_array_equal(block.rows, [[-0.5, 0.25]])
+    np.testing.assert_array_equal(block.copies["states"], [[[2, 1]]])
 
 
 def test_the_changed_ids_on_the_page_decode() -> None:

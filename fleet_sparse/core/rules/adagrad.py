@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..jit import kernel
-from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, decays, prefetch_row
 
 _NUM_STATES = np.uint64(1)
 
@@ -58,4 +58,5 @@ adagrad = UpdateRule(
     initial_state=_initial_state,
     scalars=_scalars,
     kernel=_apply,
+    merge=decays(1.0),
 )

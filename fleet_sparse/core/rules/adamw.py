@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..jit import kernel
-from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, decays, prefetch_row, zeros
 
 _NUM_STATES = np.uint64(2)
 
@@ -68,4 +68,5 @@ adamw = UpdateRule(
     initial_state=zeros(2),
     scalars=_scalars,
     kernel=_apply,
+    merge=decays("beta1", "beta2"),
 )

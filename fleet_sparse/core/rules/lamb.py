@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..jit import kernel
-from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, decays, prefetch_row, zeros
 
 _NUM_STATES = np.uint64(2)
 
@@ -82,4 +82,5 @@ lamb = UpdateRule(
     scalars=_scalars,
     kernel=_apply,
     needs_whole_row=True,
+    merge=decays("beta1", "beta2"),
 )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..jit import kernel
-from .rule import AHEAD, KERNEL_TYPES, UpdateRule, prefetch_row, zeros
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, decays, prefetch_row, zeros
 
 _NUM_STATES = np.uint64(1)
 
@@ -56,4 +56,5 @@ momentum = UpdateRule(
     initial_state=zeros(1),
     scalars=_scalars,
     kernel=_apply,
+    merge=decays("mu"),
 )

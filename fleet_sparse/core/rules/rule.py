@@ -52,6 +52,9 @@ class UpdateRule(NamedTuple):
         follows_state: True if every push computes the row from its states alone. Changes that several workers made to
             such a row cannot be summed.
         is_summed: True if the contributions of several workers to a step are added, and never averaged.
+        merge: Function from the hyperparameters to the factor by which each state decays in an update, `s <- b s + ...`
+            with an addend that does not depend on `s`. A change of several updates, made elsewhere, can then be merged
+            into a row. None if it cannot.
     """
 
     name: str
@@ -64,11 +67,20 @@ class UpdateRule(NamedTuple):
     trains: bool = True
     follows_state: bool = False
     is_summed: bool = False
+    merge: Callable[[dict[str, float]], tuple[float, ...]] | None = None
 
 
 def zeros(num_states: int) -> Callable[[dict[str, float]], tuple[float, ...]]:
     """The `initial_state` of a rule whose states all begin with 0."""
     return lambda hyperparameters: (0.0,) * num_states
+
+
+def decays(*names: str | float) -> Callable[[dict[str, float]], tuple[float, ...]]:
+    """The `merge` of a rule: for each state the name of the hyperparameter by which it decays, or the factor itself."""
+    # The float32 values that the kernels multiply with.
+    return lambda hyperparameters: tuple(
+        float(np.float32(hyperparameters[name] if isinstance(name, str) else name)) for name in names
+    )
 
 
 def learning_rate_alone(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:

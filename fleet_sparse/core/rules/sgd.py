@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..jit import kernel
-from .rule import AHEAD, KERNEL_TYPES, UpdateRule, learning_rate_alone, prefetch_row, zeros
+from .rule import AHEAD, KERNEL_TYPES, UpdateRule, decays, learning_rate_alone, prefetch_row, zeros
 
 _NONE = np.uint64(0)
 
@@ -41,4 +41,5 @@ sgd = UpdateRule(
     initial_state=zeros(0),
     scalars=learning_rate_alone,
     kernel=_apply,
+    merge=decays(),
 )

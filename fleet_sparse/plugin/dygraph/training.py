@@ -42,7 +42,7 @@ from ..static.dense_parameters import (
 )
 from ..static.minimize import check_geo, check_reduced
 from ..static.op_callbacks import statistics_of_ids
-from ..strategy import StrategyConfig, read_strategy
+from ..strategy import StrategyConfig, read_strategy, with_row_cache
 from .gradients import RowGradient, StepGradients, summed
 from .scope import ParameterScope
 
@@ -199,7 +199,9 @@ class DygraphTraining:
                 "learning rates and regularizers as ParamAttr"
             )
         config = read_optimizer(optimizer, has_parameters=True)
-        read = read_strategy(strategy, self._session.settings.dense_grads_dtype)
+        settings = self._session.settings
+        read = read_strategy(strategy, settings.dense_grads_dtype)
+        read = with_row_cache(read, config, num_workers, settings.rows_dtype)
         if read.examples_input is not None:
             raise PlanError(
                 "PserverStrategy.examples_input: dygraph has no named inputs. Leave it out, and call "
@@ -212,6 +214,7 @@ class DygraphTraining:
         check_geo(read.mode, config)
         optimizer.clear_gradients = optimizer.clear_grad  # Paddle's constructor bound one that knows no tables
         self._session.catalog.declare_accessors(read.accessors)
+        self._session.catalog.declare_row_cache(read.row_cache)
         self._fleet = fleet
         self._session.note_minimized()
 

@@ -27,7 +27,7 @@ from ..catalog import READ_ONLY
 from ..optimizer_config import OptimizerConfig, check_lazy, check_trust_ratio, read_optimizer
 from ..paddle_support import check_flags
 from ..session import Session
-from ..strategy import StrategyConfig, read_strategy
+from ..strategy import StrategyConfig, read_strategy, with_row_cache
 from . import op_callbacks, programs
 from .accumulators import accumulators_of, has_accumulators
 from .added_gradients import summaries_of, with_added
@@ -75,10 +75,12 @@ def minimize(
     program = loss.block.program
     startup_program = startup_program or paddle.static.default_startup_program()
     check_flags()
-    strategy_config = read_strategy(strategy, session.settings.dense_grads_dtype)
+    config, settings = read_optimizer(optimizer), session.settings
+    strategy_config = with_row_cache(
+        read_strategy(strategy, settings.dense_grads_dtype), config, num_workers, settings.rows_dtype
+    )
     if strategy_config.dump[0]:
         options_of(program).update(zip(("dump_fields", "dump_fields_path"), strategy_config.dump, strict=True))
-    config = read_optimizer(optimizer)
     layers = tables_of(program, startup_program, session.catalog.layers, strategy_config.dense_embeddings)
     plan = plan_training(scan(program, layers))
     examples = _batch_inputs(loss, strategy_config)
@@ -92,9 +94,14 @@ def minimize(
     check_geo(strategy_config.mode, config)
     check_trust_ratio(optimizer, (table.embedding for table in plan.tables))
     if num_pserver_processes and RULES[config.rule].needs_whole_row and strategy_config.mode.kind != SYNC:
-        max_values = max_dense_values(session.settings.max_frame_bytes)
         undeclared = [p for p in parameters if p.name not in session.catalog.dense_names()]
-        _check_dense_sizes(undeclared, parameters_of(loss), config, num_pserver_processes, max_values)
+        _check_dense_sizes(
+            undeclared,
+            parameters_of(loss),
+            config,
+            num_pserver_processes - settings.row_shards or num_pserver_processes,
+            max_dense_values(settings.max_frame_bytes),
+        )
     check_lazy(
         config,
         (table.embedding for table in plan.tables),
@@ -143,6 +150,7 @@ def _declare(
 ) -> None:
     """Declares the mode of the job and the tables of a program."""
     session.catalog.declare_mode(strategy_config.mode)
+    session.catalog.declare_row_cache(strategy_config.row_cache)
     session.catalog.declare_accessors(strategy_config.accessors)
     if strategy_config.refuse_ids_past_size:
         for table in plan.tables:
@@ -414,7 +422,7 @@ def _check_dense_sizes(
         parameters: Parameters of the program that no other program declared.
         needed: Names of those that the loss is computed from.
         config: The optimizer.
-        num_pservers: Number of pservers.
+        num_pservers: Number of pservers with dense values.
         max_values: Largest number of values per pserver.
     """
     floats = [parameter for parameter in parameters if parameter.dtype == paddle.float32]

@@ -12,7 +12,7 @@ from fleet_sparse.core.entries import ENTRIES, Entry
 from fleet_sparse.core.entries.sketch import ids_of_lines, lines_per_bucket
 from fleet_sparse.core.ids import NUM_BUCKETS, bucket_of, hash_ids
 from fleet_sparse.core.kernels_sketch import find_lines, read_totals
-from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.placement import Placement, is_known
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.snapshot.reader import SnapshotReader
 
@@ -78,8 +78,9 @@ def explain(content: SnapshotReader, table: str, id_: int) -> Explanation:
         named = dict(zip(spec.counted, totals.tolist(), strict=True))
         is_admitted = _is_admitted(spec, ids, totals)
     manifest = content.manifest
-    is_even = manifest.placement_version == Placement.even(1).version
-    shard = bucket * manifest.num_shards // NUM_BUCKETS if is_even else None
+    version, shard = manifest.placement_version, None
+    if version is not None and is_known(version):
+        shard = int(Placement.even(manifest.num_shards, version).shard_of_bucket[bucket])
     return Explanation(table, id_, bucket, shard, norm, num_unseen_days, spec.entry, named, is_admitted)
 
 

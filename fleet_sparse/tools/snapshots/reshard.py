@@ -145,7 +145,7 @@ def _write_shard(source: Readable, draft: Directory, shard: int, placement: Plac
                 writer.write_rows(rows)
             writer.end_table()
         for name, dense in source.dense.items():
-            begin, end = dense.spec.range_of(shard, placement.num_shards)
+            begin, end = dense.spec.range_of(shard, placement.num_shards, placement.version)
             values, states = source.dense_values(name, begin, end)
             writer.write_dense(
                 dense.spec,

@@ -35,6 +35,9 @@ class Passed(NamedTuple):
     """Number of snapshots that were loaded into the running job since this worker registered first."""
     others_wait: bool
     """True if the barrier opened without workers that wait at another one."""
+    copies_epoch: int = 0
+    """Another number than at the barrier before if rows were loaded or removed since, so that copies of rows have no
+    meaning any more."""
 
 
 class ControlClient:
@@ -177,7 +180,7 @@ class ControlClient:
         if once:
             with self._lock:
                 self._open_barriers.add(name)
-        return Passed(reply.num_loads, reply.others_wait)
+        return Passed(reply.num_loads, reply.others_wait, reply.copies_epoch)
 
     def report_progress(self, progress: Progress) -> None:
         """Tells shard 0 how far this worker is.

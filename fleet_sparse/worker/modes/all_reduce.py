@@ -217,6 +217,14 @@ class AllReduceTraining:
                 with DeferredInterrupt(_ignore):
                     num_leaving = self._take_part()
 
+    @property
+    def holds_back(self) -> bool:
+        """As `Training`."""
+        return self._rows.holds_back
+
+    def send_held(self) -> None:
+        """As `Training`, but only `drain(leaves=True)` sends it: a step has dense gradients of all workers."""
+
     def _take_part(self) -> int:
         """One step of a worker that leaves; in the last one replicas become equal. Returns how many workers leave."""
         self._exchange((), None, 0.0, None)
@@ -245,7 +253,10 @@ class AllReduceTraining:
     ) -> None:
         """One step of this worker, on the shards and then among the workers; it leaves if `grads` is None."""
         if self._program.clip is None:
-            self._rows.update(rows, (), weight, None, position)
+            if grads is None and self._rows.holds_back:
+                self._rows.send_held()
+            else:
+                self._rows.update(rows, (), weight, None, position)
             self._rows.pull(())  # answered when the step is complete
             self._merge(grads, weight)
             return

@@ -194,6 +194,14 @@ class GeoTraining:
     ) -> None:
         """As `Training`; no other worker waits for a step."""
 
+    @property
+    def holds_back(self) -> bool:
+        """As `Training`."""
+        return False
+
+    def send_held(self) -> None:
+        """As `Training`; there are no row caches."""
+
     def drain(self, *, leaves: bool = False) -> None:
         """As `Training`. The window ends here, whatever its number of steps; no worker waits for a geo worker."""
         with self._lock:

@@ -190,6 +190,19 @@ class Training(Protocol):
         """
         ...
 
+    @property
+    def holds_back(self) -> bool:
+        """True if pushes are parts of steps, and row caches hold updates that are in none of them."""
+        ...
+
+    def send_held(self) -> None:
+        """Makes a step without gradients that sends what row caches hold, where pushes are parts of steps.
+
+        Elsewhere `drain` and `quiesce` send it. If all workers call it after the same step, all have sent it when the
+        step is complete.
+        """
+        ...
+
     def drain(self, *, leaves: bool = False) -> None:
         """Returns when everything that this worker did so far is applied on the pservers.
 

@@ -23,6 +23,7 @@ from ..net.table_client import TableCall, TableClient
 from ..rows.deduplicator import Deduplicator
 from ..rows.early_rows import EarlyRows
 from ..rows.row_batch import RowBatch
+from ..rows.row_caches import RowCaches
 from ..rows.row_source import DirectRows, RowSource
 from .step import Progress, QuiescePoint, RowsClip, StepClip, check_finite
 
@@ -38,6 +39,7 @@ class PserverTraining:
         mode: Mode of the job; not geo.
         num_workers: Number of workers of the job.
         rows: Source of the rows; the client itself if left out.
+        caches: This worker's caches of rows; None for none.
     """
 
     def __init__(
@@ -47,9 +49,12 @@ class PserverTraining:
         mode: Mode,
         num_workers: int,
         rows: RowSource | None = None,
+        caches: RowCaches | None = None,
     ) -> None:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._rows = DirectRows(client) if rows is None else rows
+        self._caches = caches
+        self._sender = client if caches is None else caches
         self._deduplicator = deduplicator
         self._counts_steps = mode.is_step_synchronized
         self._dense_dtype = RowDtype[mode.dense_grads_dtype.upper()]
@@ -72,6 +77,8 @@ class PserverTraining:
         with self._stepping if are_replaced else nullcontext(), self._lock:
             if are_replaced:
                 self._rows.clear()
+                if self._caches is not None:
+                    self._caches.clear()
                 self._num_updates.clear()
             for state in states:
                 self._num_updates[state.name] = max(self._num_updates.get(state.name, 0), state.optimizer_step)
@@ -79,16 +86,19 @@ class PserverTraining:
     def pull(self, batches: Sequence[RowBatch]) -> None:
         """As `Training`."""
         step = self._next_step() if self._counts_steps else 0
-        self._rows.pull(batches, step=step)
+        read = self._rows.pull if self._caches is None else self._caches.read
+        read(batches, step=step)
         if step > 1:
             self._note_complete(step - 1)
 
     def prefetch(
         self, batches: Sequence[RowBatch], early: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
-        """As `Training`."""
+        """As `Training`. With a row cache no row is pulled early."""
+        if self._caches is not None:
+            coming = None
         is_looked_ahead = self._early is not None or coming is not None
-        source = self._begin_step(early, coming) if is_looked_ahead else self._rows
+        source = self._begin_step(early, coming) if is_looked_ahead else self._caches or self._rows
         step = self._next_step() if self._counts_steps else 0
         source.pull(batches, step=step)
         if step > 1:
@@ -155,8 +165,8 @@ class PserverTraining:
             )
         if clip is not None and not self._is_merged:
             rows, dense = clip.clipped(rows, dense)
-        if self._is_single_worker and dense:
-            check_finite(rows, dense)
+        if (self._is_single_worker and dense) or self._caches is not None:
+            check_finite(rows, dense if self._is_single_worker else ())
         with self._stepping:
             if self._is_left:
                 raise FleetSparseError(
@@ -180,7 +190,7 @@ class PserverTraining:
                     pending = self._two_phases(merged_clip, tables, batches, updates, late or (), num_examples, step)
                 else:
                     weight = num_examples if self._is_merged else 1.0
-                    pending = self._client.start_update(batches, updates, late, weight=weight, step=step)
+                    pending = self._sender.start_update(batches, updates, late, weight=weight, step=step)
                 self._count_step(batches, updates, position)
                 self._rows.note_pushed(batches)
         waits = merged_clip is not None or not pending.wants_answers
@@ -192,6 +202,31 @@ class PserverTraining:
                 self._note_complete(step)
         if early is not None:
             early.push(pending)  # not before: rows that arrived with an answer that failed are missing
+
+    @property
+    def holds_back(self) -> bool:
+        """True if pushes are parts of steps, and row caches hold updates that are in none of them."""
+        return self._is_merged and self._caches is not None and self._caches.may_hold
+
+    def send_held(self) -> None:
+        """As `Training`. Raises as `update`."""
+        if self._caches is None or not self.holds_back or not self._caches.were_read:
+            return
+        with self._stepping:
+            if self._is_merged and self._complete < self._next_step() - 1:
+                self._client.pull([], step=self._next_step())  # as in `update`
+            self._flush_caches(self._caches)
+
+    def _flush_caches(self, caches: RowCaches) -> None:
+        """Sends what row caches hold, as a push of its own; with `_stepping` held."""
+        step = self._next_step() if self._counts_steps else 0
+        with DeferredInterrupt(_ignore):
+            pending = caches.start_flush(self._num_updates, step=step)
+            with self._lock:
+                self._step += 1
+                if self._is_merged:  # the steps are the job's
+                    self._passed.append(Progress(self._step, self._passed[-1].position))
+        pending.wait()
 
     def skip(
         self,
@@ -234,17 +269,17 @@ class PserverTraining:
         step: int,
     ) -> TableCall:
         """Sends a step that the shards clip: the norms of its merged gradients first, then their factors."""
-        prepared = self._client.start_prepare(rows, dense, weight=weight, step=step)
+        prepared = self._sender.start_prepare(rows, dense, weight=weight, step=step)
         specs: list[TableSpec | DenseSpec] = [*tables, *(update.spec for update in dense)]
         counts = [len(spec.segments) if isinstance(spec, DenseSpec) else 1 for spec in specs]
         sums = {spec.table_id: np.zeros(count) for spec, count in zip(specs, counts, strict=True)}
         answers = sorted(prepared.wait(), key=lambda answer: answer.shard)
-        for _, block in answers:
+        for _, block, _ in answers:
             if block.table_id in sums and block.rows is not None:
                 sums[block.table_id] += np.ascontiguousarray(block.rows).view(np.float64).reshape(-1)
         factors = clip.factors(np.concatenate([np.empty(0), *sums.values()]))
         of_specs = zip(specs, np.split(factors, np.cumsum(counts)[:-1]), strict=False)  # one part without specs
-        in_step = {block.table_id for _, block in answers}  # a worker without rows has the tables of the others
+        in_step = {block.table_id for _, block, _ in answers}  # a worker without rows has the tables of the others
         of_step = [(spec, each) for spec, each in of_specs if spec.table_id in in_step]
         return self._client.start_commit(of_step, dense, late, step=step)
 
@@ -298,6 +333,8 @@ class PserverTraining:
             yield QuiescePoint(passed, holds_back=False)
             return
         with self._stepping:
+            if self._caches is not None and not self._is_merged and self._caches.can_flush():
+                self._flush_caches(self._caches)
             self._client.reach(timeout_s)
             yield QuiescePoint(self._last_steps()[-1:], holds_back=True)
 
@@ -309,7 +346,17 @@ class PserverTraining:
             return passed
 
     def drain(self, *, leaves: bool = False) -> None:
-        """As `Training`; in a job that does not count steps there is no step group to leave."""
+        """As `Training`; in a job that does not count steps there is no step group to leave.
+
+        What row caches hold is sent. In sync training with several workers it is a step of its own, made only before
+        this worker leaves the step group.
+        """
+        if self._caches is not None and self._caches.num_held:
+            if leaves and self._is_merged:
+                self.send_held()
+            elif not self._is_merged:
+                with self._stepping:
+                    self._flush_caches(self._caches)
         self._client.flush()
         with self._lock:
             early, self._early = self._early, None  # the others may continue before this worker rejoins

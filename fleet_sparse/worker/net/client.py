@@ -19,6 +19,7 @@ from fleet_sparse.wire.frame_format import Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..rows.row_batch import RowBatch
+from ..rows.row_exchange import RowAsk, RowChange
 from .call import Call
 from .channel import Channel
 from .io_loop import IoLoop
@@ -111,7 +112,7 @@ class Client(TableClient):
         _check_shards(registrations, placement)
         self._io = IoLoop(channel, identity, registrations, settings)  # constant after construction, to `_num_forks`
         rows_dtype = RowDtype[settings.rows_dtype.upper()]
-        super().__init__(placement.num_shards, rows_dtype, settings.max_frame_bytes, self._io)
+        super().__init__(placement, rows_dtype, settings.max_frame_bytes, self._io)
         self._has_lane = self._io.has_lane and rows_dtype is RowDtype.FLOAT32
         self._close_s = max(2 * settings.deadline_s, self._io.patience_s) + _GRACE_S
         self._pid = os.getpid()
@@ -144,13 +145,20 @@ class Client(TableClient):
                 self._raise_failure()
 
     def start_pull(
-        self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False, owns_memory: bool = False
+        self,
+        batches: Sequence[RowBatch],
+        *,
+        step: int = 0,
+        early: bool = False,
+        owns_memory: bool = False,
+        asks: Sequence[RowAsk] = (),
     ) -> TableCall:
         """As `TableClient`."""
-        plain = self._plain_requests(Op.PULL_EARLY if early else Op.PULL, (), batches, step)
+        op = Op.PULL_EARLY if early else Op.PULL
+        plain = None if asks else self._plain_requests(op, (), batches, step)
         if plain is not None:
             return self._start_call(plain, True, owns_memory)
-        return super().start_pull(batches, step=step, early=early, owns_memory=owns_memory)
+        return super().start_pull(batches, step=step, early=early, owns_memory=owns_memory, asks=asks)
 
     def start_update(
         self,
@@ -160,17 +168,18 @@ class Client(TableClient):
         *,
         weight: float = 1.0,
         step: int = 0,
+        changes: Sequence[RowChange] = (),
     ) -> TableCall:
         """As `TableClient`: one frame to each shard carries all gradients, which are sent from the arrays themselves.
 
         Memory that is not written to any more needs no care: until the acks, the client refers to it.
         """
-        if not dense:
+        if not dense and not changes:
             op = Op.PUSH if pulls is None else Op.PUSH_PULL
             plain = self._plain_requests(op, batches, pulls or (), step, weight)
             if plain is not None:
                 return self._start_call(plain, pulls is not None)
-        return super().start_update(batches, dense, pulls, weight=weight, step=step)
+        return super().start_update(batches, dense, pulls, weight=weight, step=step, changes=changes)
 
     # The whole client
 
@@ -325,4 +334,4 @@ def _fill(outcomes: Sequence[Outcome], extra: list[ExtraBlock]) -> None:
         if fault is not None:
             raise ProtocolError(f"shard {request.shard}: {fault}", code=ErrorCode.MALFORMED)
         if reply is not None and len(reply.blocks) > len(request.outs):
-            extra += [ExtraBlock(request.shard, block) for block in reply.blocks[len(request.outs) :]]
+            extra += [ExtraBlock(request.shard, block, request.part) for block in reply.blocks[len(request.outs) :]]

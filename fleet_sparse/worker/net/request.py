@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleet_sparse.wire.frame_format import (
     BLOCK,
     BLOCK_BYTES,
+    COPY_COLUMNS,
     DIVISIBLE,
     HEADER_BYTES,
     IDS,
@@ -29,10 +30,12 @@ from fleet_sparse.wire.frame_format import (
 )
 from fleet_sparse.wire.row_dtype import RowDtype
 
-from .requests import ID_BYTES, Outs, rows_between, write_rows
+from .requests import FLOAT_BYTES, ID_BYTES, Outs, rows_between, write_rows
 
 if TYPE_CHECKING:
     from .plain_rows import PlainRows
+
+_SLACK_BYTES, _VERSION_BYTES = 1, 4  # of an id in the answer to an ask
 
 # With this many columns another block fits into a frame, whatever it has.
 _MAX_COLUMNS = MAX_PARTS - 1 - 2 - len(STATISTICS_COLUMNS)
@@ -47,9 +50,10 @@ class Request(msgspec.Struct, eq=False):
         columns: Columns of the blocks, in order.
         num_bytes: Bytes of the columns.
         cost: Bytes of block table and columns of the frame, or of its reply, whichever is larger.
-        outs: Destination of the rows of each PULL block.
-        reply_table: Block table of the reply to the PULL blocks.
+        outs: Destination of the rows of each PULL block that does not ask about copies.
+        reply_table: Block table of the reply to these PULL blocks.
         reply_lengths: Bytes of each column of that reply.
+        num_states: For each PULL block that asks about copies, number of states of a row in the answer.
         source: Rows from which `encode` fills in table, columns and destinations; None if they are filled in.
         received: Columns of the reply, if it has that block table and they are not in `outs` yet.
         is_filled: True if the columns of the reply were received into `outs`.
@@ -68,6 +72,7 @@ class Request(msgspec.Struct, eq=False):
     outs: list[Outs] = msgspec.field(default_factory=list)
     reply_table: bytes = b""
     reply_lengths: list[int] = msgspec.field(default_factory=list)
+    num_states: list[int] = msgspec.field(default_factory=list)
     num_pulled_rows: int = 0
     num_pushed_rows: int = 0
     source: PlainRows | None = None
@@ -90,7 +95,7 @@ class Request(msgspec.Struct, eq=False):
         """True if it has no blocks."""
         return not self.blocks
 
-    def add(self, block: Block, outs: Outs | None = None) -> None:
+    def add(self, block: Block, outs: Outs | None = None, *, num_states: int = 0) -> None:
         """As `ShardRequest`."""
         mask, count, num_bytes, dtype = 0, block.count, 0, block.dtype
         if block.ids is not None:
@@ -105,6 +110,10 @@ class Request(msgspec.Struct, eq=False):
             mask |= STATISTICS_COLUMNS[name].bit
             num_bytes += column.nbytes
             self.columns.append(_bytes_of(column))
+        for name, column in block.copies.items():
+            mask |= COPY_COLUMNS[name].bit
+            num_bytes += column.nbytes
+            self.columns.append(_bytes_of(column))
         table_id, schema_hash, dim = block.table_id, block.schema_hash, block.dim
         numbers = block.learning_rate, block.optimizer_step, block.gradient_scale
         self.table += BLOCK.pack(
@@ -113,6 +122,11 @@ class Request(msgspec.Struct, eq=False):
         self.blocks.append(block)
         self.num_bytes += num_bytes
         num_rows = 0 if block.ids is None else count
+        if outs is None and block.action is Action.PULL:
+            self.num_states.append(num_states)
+            self.num_pulled_rows += num_rows
+            self.cost += BLOCK_BYTES + _cost_of(block, num_states)
+            return
         if outs is None:
             self.num_pushed_rows += num_rows
             self.cost += BLOCK_BYTES + num_bytes
@@ -188,9 +202,12 @@ _ANOTHER = "the reply has other tables, counts, dims or dtypes than the request"
 def _split(whole: Request, budget: int) -> list[Request]:
     """Divides a request whose frame, or whose reply, would be too large, between two blocks, ids or dense values."""
     requests, all_outs = [Request(whole.op, whole.step, whole.shard)], iter(whole.outs)
+    of_asks = iter(whole.num_states)
     for block in whole.blocks:
-        outs = next(all_outs) if block.action is Action.PULL else None
-        count, bytes_per_row = block.count, max(_cost_of(block) // max(block.count, 1), 1)
+        is_ask = block.action is Action.PULL and bool(block.copies)
+        outs = next(all_outs) if block.action is Action.PULL and not is_ask else None
+        num_states = next(of_asks) if is_ask else 0
+        count, bytes_per_row = block.count, max(-(-_cost_of(block, num_states) // max(block.count, 1)), 1)
         is_divisible = block.ids is not None or block.action in DIVISIBLE
         begin = 0
         while begin < max(count, 1):
@@ -198,10 +215,10 @@ def _split(whole: Request, budget: int) -> list[Request]:
             has_block = len(request.blocks) < MAX_BLOCKS and len(request.columns) <= _MAX_COLUMNS
             num_rows = (budget - request.cost - BLOCK_BYTES) // bytes_per_row if has_block else -1
             if num_rows >= count - begin:
-                request.add(*(_part_of(block, outs, begin, count) if begin else (block, outs)))
+                request.add(*(_part_of(block, outs, begin, count) if begin else (block, outs)), num_states=num_states)
                 break
             if is_divisible and num_rows > 0:
-                request.add(*_part_of(block, outs, begin, begin + num_rows))
+                request.add(*_part_of(block, outs, begin, begin + num_rows), num_states=num_states)
                 begin += num_rows
             elif request.is_empty:
                 what = "a row" if is_divisible else f"{count} factors"
@@ -215,11 +232,16 @@ def _split(whole: Request, budget: int) -> list[Request]:
     return requests
 
 
-def _cost_of(block: Block) -> int:
+def _cost_of(block: Block, num_states: int = 0) -> int:
     """Bytes of the columns of a block, or of those of its reply, whichever is larger."""
     of_ids = 0 if block.ids is None else ID_BYTES * block.count
     of_rows = block.count * block.dim * block.dtype.in_frames.itemsize
+    if block.action is Action.PULL and block.copies:
+        of_ids += _VERSION_BYTES * block.count
+        of_rows += (_SLACK_BYTES + _VERSION_BYTES + FLOAT_BYTES * block.dim * num_states) * block.count
+        return max(of_ids, of_rows) + 2 * BLOCK_BYTES  # the rows that follow may be in two blocks of their own
     of_rows += STATISTICS_BYTES * block.count * len(block.statistics)
+    of_rows += sum(column.nbytes for column in block.copies.values())
     return max(of_ids, of_rows) if block.action is Action.PULL else of_ids + of_rows
 
 
@@ -232,5 +254,6 @@ def _part_of(block: Block, outs: Outs | None, begin: int, end: int) -> tuple[Blo
         *(block.learning_rate, block.optimizer_step, block.gradient_scale, block.dtype),
         {name: column[begin:end] for name, column in block.statistics.items()},
         block.offset + begin if block.ids is None else 0,
+        {name: column[begin:end] for name, column in block.copies.items()},
     )
     return part, None if outs is None else rows_between(outs, begin, end)

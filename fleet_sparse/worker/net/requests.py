@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.placement import EVEN
 from fleet_sparse.core.reused_memory import ReusedMemory
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.frame_format import (
@@ -23,6 +24,7 @@ from fleet_sparse.wire.frame_format import (
 from fleet_sparse.wire.row_dtype import FrameRows, RowDtype, copy_from_frame, for_frame, shorten
 
 from ..rows.row_batch import RowBatch
+from ..rows.row_exchange import RowAsk, RowChange
 
 _FLOAT32 = np.dtype(np.float32)
 ID_BYTES, FLOAT_BYTES = 8, 4
@@ -60,8 +62,11 @@ class ShardRequest(Protocol):
         """True if it has no blocks."""
         ...
 
-    def add(self, block: Block, outs: Outs | None = None) -> None:
-        """Adds a block, whose arrays are contiguous; the rows that a PULL block asks for are written to `outs`."""
+    def add(self, block: Block, outs: Outs | None = None, *, num_states: int = 0) -> None:
+        """Adds a block, whose arrays are contiguous; the rows that a PULL block asks for are written to `outs`.
+
+        A PULL block that asks about copies has no `outs`; the answer to it may have `num_states` states of each row.
+        """
         ...
 
     def within(self, max_frame_bytes: int) -> Sequence[Self]:
@@ -84,6 +89,7 @@ class Requests(Generic[AnyRequest]):
         rows_dtype: Dtype of rows of tables on the wire.
         weight: Factor on all gradients.
         to_all: Every shard gets a request, and every table that is pushed has a block in it, even without ids.
+        placement_version: Version of the placement, by which shards have dense values.
 
     Attributes:
         all: The request to each shard, those without a block included.
@@ -96,8 +102,10 @@ class Requests(Generic[AnyRequest]):
         weight: float = 1.0,
         *,
         to_all: bool = False,
+        placement_version: int = EVEN,
     ) -> None:
         self.all = requests
+        self._placement_version = placement_version
         self._rows_dtype = rows_dtype
         self._weight = weight
         self._to_all = to_all
@@ -133,6 +141,36 @@ class Requests(Generic[AnyRequest]):
                 begin, end = end, end + count
                 of_shard = {name: column[begin:end] for name, column in statistics.items()}
                 request.add(Block(*fields, count, ids[begin:end], rows[begin:end], *numbers, dtype, of_shard))
+
+    def add_ask(self, ask: RowAsk) -> None:
+        """Asks about copies of rows. The answer is not written anywhere. After all blocks whose answers are."""
+        spec, unique = ask.spec, ask.unique
+        fields, end = (Action.PULL, spec.table_id, spec.schema_hash, spec.dim), 0
+        for request, count in zip(self.all, unique.num_per_shard.tolist(), strict=True):
+            if count:
+                begin, end = end, end + count
+                block = Block(*fields, count, unique.ids[begin:end], dtype=self._rows_dtype)
+                block.copies = {"versions": ask.versions[begin:end]}
+                request.add(block, num_states=spec.update_rule.num_states)
+
+    def add_change(self, change: RowChange) -> None:
+        """Sends changes of rows, or rows."""
+        spec, unique, end = change.spec, change.unique, 0
+        action = Action.ASSIGN if change.is_whole else Action.CHANGE
+        for request, count in zip(self.all, unique.num_per_shard.tolist(), strict=True):
+            if not count:
+                continue
+            begin, end = end, end + count
+            block = Block(action, spec.table_id, spec.schema_hash, spec.dim, count)
+            block.ids, block.rows = unique.ids[begin:end], change.rows[begin:end]
+            block.learning_rate, block.optimizer_step = change.weight, change.optimizer_step
+            if not change.is_whole:
+                block.statistics = {"counts": change.counts[begin:end]}
+            if change.states is not None:
+                block.copies = {"states": change.states[begin:end]}
+                if not change.is_whole:
+                    block.copies = {"versions": change.num_updates[begin:end], **block.copies}
+            request.add(block)
 
     def add_dense_pull(self, spec: DenseSpec, outs: Outs, *, state: int = 0) -> None:
         """Asks for dense values, which are written to arrays of any shape with `num_values` together, in order.
@@ -208,7 +246,7 @@ class Requests(Generic[AnyRequest]):
     def _dense_ranges(self, spec: DenseSpec, *, with_empty: bool = False) -> Iterator[tuple[AnyRequest, int, int]]:
         """Request, begin and end of every range that is not empty; of all with `with_empty`."""
         for request in self.all:
-            begin, end = spec.range_of(request.shard, len(self.all))
+            begin, end = spec.range_of(request.shard, len(self.all), self._placement_version)
             if begin < end or with_empty:
                 yield request, begin, end
 

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
+from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.frame_format import Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..rows.deduplicator import UniqueIds
 from ..rows.row_batch import RowBatch, check_distinct
+from ..rows.row_exchange import RowAsk, RowChange
 from .requests import DenseUpdate, Requests
 
 
@@ -25,6 +27,8 @@ class ExtraBlock(NamedTuple):
 
     shard: int
     block: Block
+    part: int = 0
+    """Number of the answer, if the request to the shard had to be divided."""
 
 
 class TableCall(Protocol):
@@ -74,17 +78,19 @@ class TableClient(ABC):
     process.
 
     Args:
-        num_shards: Number of shards of the job.
+        placement: Placement of rows and dense values on the shards of the job.
         rows_dtype: Dtype in which rows of tables travel; arrays of callers are always float32.
         max_frame_bytes: Largest frame that is sent, and so a bound for rows that are pulled early.
         traffic: Counters, which the subclass keeps.
 
     Attributes:
-        num_shards: As given; so are the next two.
+        num_shards: Number of shards.
+        rows_dtype: As given; so is the next one.
     """
 
-    def __init__(self, num_shards: int, rows_dtype: RowDtype, max_frame_bytes: int, traffic: Traffic) -> None:
-        self.num_shards = num_shards  # constant after construction, as the next three
+    def __init__(self, placement: Placement, rows_dtype: RowDtype, max_frame_bytes: int, traffic: Traffic) -> None:
+        self.num_shards = placement.num_shards  # constant after construction, as the next four
+        self._placement_version = placement.version
         self.rows_dtype = rows_dtype
         self.max_frame_bytes = max_frame_bytes
         self._traffic = traffic
@@ -156,7 +162,13 @@ class TableClient(ABC):
         return int(np.count_nonzero(presence.values[:, 0] == 0))
 
     def start_pull(
-        self, batches: Sequence[RowBatch], *, step: int = 0, early: bool = False, owns_memory: bool = False
+        self,
+        batches: Sequence[RowBatch],
+        *,
+        step: int = 0,
+        early: bool = False,
+        owns_memory: bool = False,
+        asks: Sequence[RowAsk] = (),
     ) -> TableCall:
         """Starts a `pull`.
 
@@ -166,12 +178,15 @@ class TableClient(ABC):
             early: For the step after that one, and to be answered at once (op PULL_EARLY).
             owns_memory: The values of the batches are used for nothing else until a wait has returned, and for nothing
                 at all if it raised: rows may be received into them at any time.
+            asks: Asks about copies of rows; the extra blocks of the call are their answers.
         """
         self._check_usable()
         # All shards are asked: this worker's next push goes to all, and one that lags behind could not accept it yet.
         requests = self._requests(Op.PULL_EARLY if early else Op.PULL, step=step, to_all=step > 0 and not early)
         for batch in batches:
             requests.add_pull(batch)
+        for ask in asks:  # last: there is no memory for their answers, which follow the others
+            requests.add_ask(ask)
         return self._start(requests, owns_memory=owns_memory)
 
     def push(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
@@ -194,6 +209,7 @@ class TableClient(ABC):
         *,
         weight: float = 1.0,
         step: int = 0,
+        changes: Sequence[RowChange] = (),
     ) -> TableCall:
         """Pushes all gradients of a step; each shard applies its part as a whole or not at all.
 
@@ -205,6 +221,7 @@ class TableClient(ABC):
             pulls: Rows to pull after that; None if nothing was pulled early either, whose changes the answers contain.
             weight: Weight of this worker's contribution where those of several workers are averaged.
             step: In a job that counts steps, its number: every shard gets its part then, even an empty one.
+            changes: Changes of rows that this worker caches.
 
         Returns:
             The call; if it pulls nothing, its `wait` only waits until it is accepted.
@@ -222,6 +239,8 @@ class TableClient(ABC):
         requests = self._requests(op, step=step, weight=weight, to_all=step > 0)
         for batch in batches:
             requests.add_push(batch)
+        for change in changes:
+            requests.add_change(change)
         for update in dense:
             requests.add_dense_push(update)
         _add_pulls(requests, dense, pulls or ())
@@ -404,7 +423,7 @@ class TableClient(ABC):
 
     def _requests(self, op: Op, *, step: int = 0, weight: float = 1.0, to_all: bool = False) -> Requests[Any]:
         empty = [self._empty_request(op, step, shard) for shard in range(self.num_shards)]
-        return Requests(empty, self.rows_dtype, weight, to_all=to_all)
+        return Requests(empty, self.rows_dtype, weight, to_all=to_all, placement_version=self._placement_version)
 
 
 def _add_pulls(requests: Requests[Any], dense: Sequence[DenseUpdate], pulls: Sequence[RowBatch]) -> None:

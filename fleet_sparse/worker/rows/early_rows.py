@@ -118,7 +118,7 @@ class EarlyRows:
         self._early.wait()
         if answers:
             tables = {rows.spec.table_id: rows for rows in self.batches.values()}
-            for _, block in answers:
+            for _, block, _ in answers:
                 # Early pulls of a step that failed half-way are answered too: perhaps with other tables and ids.
                 if block.table_id in tables and block.ids is not None and block.rows is not None:
                     self._change(tables[block.table_id], block.ids, from_frame(block.rows, block.dtype))

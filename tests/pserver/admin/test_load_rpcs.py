@@ -20,7 +20,7 @@ from support.controls import HeldControl, barrier, registration
 from support.coordinators import Coordinator, in_loop, run, train, turns, until
 from support.logs import recovered
 from support.saves import rows_in
-from support.shards import SGD, FrameClient
+from support.shards import INCARNATION, SGD, FrameClient
 
 
 def test_loaded_rows_replace_those_of_the_shard(held: HeldControl) -> None:
@@ -164,7 +164,8 @@ def test_new_process_of_a_worker_begins_to_count_loads(held: HeldControl) -> Non
     run(Coordinator(held).save)
     held.call(messages.StageLoadRequest(dirname="model", load_id="l"))
     held.call(messages.FinishLoadRequest(load_id="l", keep=True))
-    assert held.call(barrier(0)).num_loads == 1
+    reply = held.call(barrier(0))
+    assert (reply.num_loads, reply.copies_epoch) == (1, INCARNATION + 1)
     held.call(registration(SGD))  # the same process
     assert held.call(barrier(0, sequence=2)).num_loads == 1
     held.now += 31

@@ -534,6 +534,17 @@ async def test_a_shrink_that_is_sent_again_is_carried_out_once(held: HeldControl
     assert calls == [0.5, 0.5]
 
 
+@in_loop
+async def test_a_shrink_begins_an_epoch_of_copies(held: HeldControl) -> None:
+    await held.start(registration(SGD))
+    criteria = [messages.ShrinkCriterion(name="min_norm", value=1.0)]
+    epochs = []
+    for sequence, dry_run in enumerate((True, True, False), 1):
+        await held.start(messages.ShrinkRequest(criteria=criteria, decay=1.0, shrink_id=f"{sequence}", dry_run=dry_run))
+        epochs.append((await held.start(barrier(0, sequence=sequence))).copies_epoch)
+    assert epochs == [INCARNATION, INCARNATION, INCARNATION + 1]
+
+
 # A pserver that was started again
 
 

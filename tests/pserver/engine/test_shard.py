@@ -365,6 +365,16 @@ def test_refused_block_refuses_the_whole_frame(client: FrameClient[Shard], name:
     assert [state.num_rows for state in client.shard.states()] == [0, 0, 0]
 
 
+def test_asks_and_changes_of_copies_need_a_row_cache(client: FrameClient[Shard]) -> None:
+    one = np.ones(1, np.uint32)
+    ask = pull(SGD, ids_of(7), copies={"versions": one})
+    change = push(SGD, ids_of(7), floats([1, 1]), action=Action.CHANGE, statistics={"counts": one})
+    rows = push(SGD, ids_of(7), floats([1, 1]), action=Action.ASSIGN)
+    replies = [client.ask(Op.PULL, ask), client.push(change), client.push(rows)]
+    assert [code_of(reply) for reply in replies] == [ErrorCode.MALFORMED] * 3
+    assert client.rows(SGD, 7) == [[0.5, 0.5]]
+
+
 @pytest.mark.parametrize("block", [pull(DENSE, count=8), push(DENSE, None, np.ones(8, np.float32))])
 def test_dense_values_before_their_assignment_are_not_ready(client: FrameClient[Shard], block: Block) -> None:
     op = Op.PULL if block.action is Action.PULL else Op.PUSH

@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
+from fleet_sparse.core.row_bound import NO_VERSION, RowBound
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.wire.frame_format import Action, Block, Frame, Op
 from support.shards import ADAM, DENSE, SGD, FrameClient, assign, ids_of, late_replies, make_shard, pull, push
@@ -31,12 +33,16 @@ MakePath = Callable[[Shard, int], ReadableAnswers]
 class Transcript:
     """Runs commands on one shard; each of its replies is a line, that of the command first, then the deferred ones.
 
-    job MODE WORKERS                     a new shard, and the workers of its job; MODE is avg, sum, async or lagN
+    job MODE WORKERS                     a new shard, and the workers of its job; MODE is avg, sum, async or lagN, or
+                                         one of them and `:20` if workers cache rows with a lag of 20
     OP WORKER [ARGUMENT ...]             a request; arguments are blocks and header fields:
         7=1,8=1                          push gradients 1 to all floats of the rows of ids 7 and 8; `none=` no rows
         dense=1                          push gradients 1 to all values of the dense array; in ASSIGN values
         x0.5                             factor of `sgd`; `adam*0.5` of another table
         7,8 | dense                      pull these rows | the dense values
+        7?5,8?                           ask about a copy of row 7 of version 5, and for the row of 8 and its version
+        7~1*3,8~2*1                      change row 7 by 1 in 3 updates, and row 8 by 2 in one
+        7@4,8@5                          assign 4 and 5 to all floats of rows 7 and 8
         weight:2 rate:0.5 step:3 part:0/2 ...  fields of the push, and of the header
     again WORKER REQUEST                 the same frame again
     join WORKER MODE                     another process registers as this worker; it is called WORKER'
@@ -87,7 +93,7 @@ class Transcript:
         self._path = self._make_path(self.shard, MAX_BYTES)
         for index in range(int(num_workers)):
             self.workers[str(index)] = Worker(self.shard, index)
-            join(self.workers[str(index)], int(num_workers), MODES[mode], begins_job=index == 0)
+            join(self.workers[str(index)], int(num_workers), _mode(mode), begins_job=index == 0)
 
     def _join(self, worker: str, mode: str) -> None:
         num_workers, name = len({name.rstrip("'") for name in self.workers}), worker
@@ -95,7 +101,7 @@ class Transcript:
             name += "'"
         client_id = bytes([len(self.workers) + 1]) * 16
         self.workers[name] = Worker(self.shard, int(worker), client_id=client_id)
-        join(self.workers[name], num_workers, MODES[mode])
+        join(self.workers[name], num_workers, _mode(mode))
 
     def _frame(self, op: Op, name: str, *arguments: str) -> Frame:
         worker, blocks, header = self.workers[name], [], {}
@@ -123,7 +129,30 @@ class Transcript:
         return " ".join([said, f"seq {header.push_seq} step {header.step}", *map(_contents, reply.blocks)])
 
 
+def _mode(text: str) -> Mode:
+    name, _, lag = text.partition(":")
+    return MODES[name] if not lag else msgspec.structs.replace(MODES[name], row_bound=RowBound(lag=int(lag)))
+
+
+def _block_of_copies(argument: str, rate: float) -> Block:
+    (mark,) = {each for each in argument if each in "?~@"}
+    pairs = dict(each.split(mark) for each in argument.split(","))
+    ids, said = ids_of(*map(int, pairs)), [*pairs.values()]
+    if mark == "?":
+        versions = np.array([int(version or NO_VERSION) for version in said], np.uint32)
+        return pull(SGD, ids, copies={"versions": versions})
+    values = [float(each.split("*")[0]) for each in said]
+    block = push(SGD, ids, np.repeat(np.array(values, np.float32).reshape(-1, 1), 2, axis=1), learning_rate=rate)
+    block.action = Action.ASSIGN
+    if mark == "~":
+        counts = np.array([int(each.split("*")[1]) for each in said], np.uint32)
+        block.action, block.statistics = Action.CHANGE, {"counts": counts}
+    return block
+
+
 def _block(op: Op, argument: str, weight: float, rate: float) -> Block:
+    if set(argument) & set("?~@"):
+        return _block_of_copies(argument, rate)
     if argument[0] == "x":
         argument = f"sgd*{argument[1:]}"
     if "*" in argument:
@@ -148,11 +177,14 @@ def _block(op: Op, argument: str, weight: float, rate: float) -> Block:
 
 
 def _contents(block: Block) -> str:
-    assert block.rows is not None
+    if block.rows is None:
+        return f"[slack {' '.join(map(str, block.copies['slack']))}]"
     name = next(name for name, spec in TABLES.items() if spec.table_id == block.table_id)
     if block.action is Action.NORMS:
         return f"[{name} {' '.join(f'{value:g}' for value in block.rows.view(np.float64).reshape(-1))}]"
     values = " ".join(f"{value:g}" for value in block.rows[:, 0])
+    if block.copies:
+        return f"[{values} of {' '.join(map(str, block.copies['versions']))}]"
     if block.ids is not None:
         return f"[changed {' '.join(map(str, block.ids.tolist()))}: {values}]"
     return f"[{values}]"

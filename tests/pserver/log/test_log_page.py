@@ -28,7 +28,7 @@ def section(heading: str) -> str:
 
 def example(directory: Path) -> bytes:
     """Writes the log of the page; returns the used part of its segment."""
-    writer = LogWriter(directory, LogIdentity(0, 1, 5, 6), generation=1, sync_s=1000.0, segment_bytes=4096)
+    writer = LogWriter(directory, LogIdentity(0, 1, 0, 5, 6), generation=1, sync_s=1000.0, segment_bytes=4096)
     shard = make_shard(TABLE)
     mark = Watermark(bytes(range(16)), 1, 9)
     change = Push(TABLE.table_id, ids_of(7, -1), floats([1.0], [2.0]), 0.5, 3)

@@ -169,7 +169,7 @@ def test_a_segment_of_another_log_is_refused(small: Path, tmp_path: Path) -> Non
         bodies(small)
     writer = small_writer(tmp_path / "third", newest_lsn=0)
     writer.close()
-    assert LogReader(tmp_path / "third").identity == IDENTITY == LogIdentity(0, 1, 77, 99)
+    assert LogReader(tmp_path / "third").identity == IDENTITY == LogIdentity(0, 1, 0, 77, 99)
 
 
 @pytest.mark.guarantee("W11")

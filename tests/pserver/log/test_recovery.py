@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fleet_sparse.core.criteria import MIN_NORM, UNSEEN_DAYS, Criterion
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.row_bound import NO_VERSION, RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import LogCorrupt, SettingError
 from fleet_sparse.pserver.admin.log_recovery import log_directory, start_log, write_checkpoint
@@ -24,7 +25,7 @@ from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables import row_limit
 from fleet_sparse.pserver.tables.mutations import DayEnd
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.frame_format import Action, Block, Op
+from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Op
 from support.admissions import count_filter
 from support.logs import StraightClient, close, logged_shard, recovered, state_of
 from support.shards import (
@@ -38,6 +39,7 @@ from support.shards import (
     floats,
     ids_of,
     make_shard,
+    pull,
     push,
     replace,
 )
@@ -509,3 +511,66 @@ def test_a_mark_that_is_applied_is_not_appended_again(tmp_path: Path) -> None:
     newest = shard.log.writer.newest_lsn
     shard.resume_worker(0, CLIENT, 1, 0)
     assert shard.log.writer.newest_lsn == newest
+
+
+@pytest.mark.guarantee("W3")
+@pytest.mark.parametrize("spec", [SGD, ADAM], ids=["without states", "with states"])
+def test_changes_of_a_sync_step_are_in_its_record(tmp_path: Path, spec: TableSpec) -> None:
+    shard = logged_shard(tmp_path / "log", SGD, ADAM)
+    workers = sync_workers(shard, 2, Mode(SYNC, row_bound=RowBound(lag=20)))
+    for step in range(1, 6):
+        for worker in workers:
+            ids, others = np.arange(step, step + 4), np.arange(20, 23)
+            blocks = push(spec, ids, grads(4, spec.dim)), change(spec, others, step), change(spec, ids, step)
+            worker.push(*blocks, push(SGD if spec is ADAM else ADAM, ids_of(), grads(0, 5 - spec.dim)))
+    assert shard.complete_step == 5
+    again = check_equal(shard)
+    kinds = [record.head.kind for record in LogReader(again_directory(again)).records()]
+    assert kinds.count(Kind.APPLY) == 5
+    assert again.states()[[SGD, ADAM].index(spec)].num_rows == 11
+
+
+def test_a_step_may_have_more_blocks_than_a_frame(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2, Mode(SYNC, row_bound=RowBound(lag=20)))
+    for worker in workers:
+        worker.push(*(change(SGD, ids_of(number), 1) for number in range(MAX_BLOCKS // 2 + 1)))
+    assert shard.complete_step == 1
+    check_equal(shard)
+
+
+def test_rows_assigned_by_the_only_worker_are_in_the_log(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD, ADAM)
+    (worker,) = sync_workers(shard, 1, Mode(ASYNC, row_bound=RowBound(lag=20)))
+    for spec in (SGD, ADAM):
+        for ids in (np.arange(9), np.arange(4, 12), np.arange(0)):
+            block = push(spec, ids, grads(len(ids), spec.dim), optimizer_step=7)
+            block.action = Action.ASSIGN
+            if spec is ADAM:
+                block.copies = {"states": RNG.random((len(ids), 2, 3)).astype(np.float32)}
+            assert worker.push(block, step=0).error is None
+    check_equal(shard)
+
+
+def test_a_job_with_row_caches_continues_without_clocks(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2, Mode(ASYNC, row_bound=RowBound(lag=20)))
+    none = np.full(1, NO_VERSION, np.uint32)
+    for worker in workers:
+        worker.push(push(SGD, ids_of(7), grads(1, 2)), step=0)
+        worker.pull(pull(SGD, ids_of(7), copies={"versions": none}), step=0)
+    for is_checkpoint in (False, True):
+        if is_checkpoint:
+            write_checkpoint(shard)
+        again = check_equal(shard)
+        reply = Worker(again, 0).pull(pull(SGD, ids_of(7), copies={"versions": none}), step=0)
+        assert reply.blocks[1].copies["versions"].tolist() == [0]
+
+
+def change(spec: TableSpec, ids: Any, step: int) -> Block:
+    block = push(spec, ids, grads(len(ids), spec.dim), learning_rate=0.5, optimizer_step=step)
+    block.action, block.statistics = Action.CHANGE, {"counts": np.full(len(ids), 3, np.uint32)}
+    if spec.update_rule.num_states:
+        states = RNG.random((len(ids), 2, spec.dim)).astype(np.float32)
+        block.copies = {"versions": np.arange(1, len(ids) + 1, dtype=np.uint32), "states": states}
+    return block

@@ -101,6 +101,11 @@ def test_rows_are_sent_in_the_dtype_of_the_block(shard: ReadOnlyShard) -> None:
     assert from_frame(block.rows, block.dtype).tolist() == [[0.25, 2.0]]
 
 
+def test_copies_cannot_be_asked_about(shard: ReadOnlyShard) -> None:
+    block = pull(SGD, IDS[:1], copies={"versions": np.zeros(1, np.uint32)})
+    assert code_of(ask(shard, Op.READ, block)) is ErrorCode.SCHEMA
+
+
 def test_two_versions_are_read_and_no_third(shard: ReadOnlyShard) -> None:
     first, second, third = shard.newest, Version(2, 22), Version(3, 33)
     adopt(shard, second, [7], [[1, 1]], VALUES + 1)

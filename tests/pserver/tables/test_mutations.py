@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.mode import AVG, SUM
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.pserver.storage.memory_layout import MemoryLayout
+from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.pserver.tables.kinds import make_table
 from fleet_sparse.pserver.tables.merger import Merger
 from fleet_sparse.pserver.tables.mutations import Assignment, Push, scaled
@@ -52,6 +54,20 @@ def of_dense(value: float, weight: float = 1.0) -> Push:
 def merged(table: Table, scale: str, *pushes: Push) -> Push:
     """The merged push of workers that pushed once each."""
     return table.merge([[push] for push in pushes], scale)
+
+
+def test_a_merged_push_counts_the_workers_of_each_id(table: Table) -> None:
+    pushes = [of_table(ids, np.ones((len(ids), 2), np.float32)) for ids in ([1, 2], [2, 3], [2])]
+    assert merged(table, SUM, *pushes).num_updates is None  # nobody asked
+    assert isinstance(table, EmbeddingTable)
+    table.store.make_clocks(RowBound(lag=10))
+    push = merged(table, SUM, *pushes)
+    assert push.ids is not None
+    assert push.num_updates is not None
+    assert dict(zip(push.ids.tolist(), push.num_updates.tolist(), strict=True)) == {1: 1, 2: 3, 3: 1}
+    table.apply(push)
+    table.apply(pushes[0])
+    assert table.store.clocks(ids_of(1, 2, 3, 4)).tolist() == [2, 4, 1, 0]
 
 
 def rows_of(push: Push) -> dict[int, list[float]]:

@@ -1,0 +1,155 @@
+"""RowCache: how a worker caches rows, and the checks of it and of the bounds that come with it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import msgspec
+
+from fleet_sparse import machine_memory
+from fleet_sparse.core.cache_policies import chosen
+from fleet_sparse.core.mode import SYNC, Mode
+from fleet_sparse.core.row_bound import RowBound
+from fleet_sparse.core.rules import RULES
+from fleet_sparse.errors import PlanError
+
+from .optimizer_config import OptimizerConfig
+
+logger = logging.getLogger(__name__)
+
+_WHERE = "PserverStrategy.row_cache"
+
+
+class RowCache(msgspec.Struct, frozen=True, kw_only=True):
+    """How each worker caches rows of the tables that it trains; a field of `PserverStrategy`, which bounds their lag.
+
+    Attributes:
+        max_bytes: Memory of all copies of a worker, in bytes, divided evenly among its tables.
+        max_rows: Largest number of copies of one table; None for what fits into `max_bytes`.
+        policy: Which row makes room: "aged_lfu" the one that was used least of late, "lfu" the one that was used least,
+            "lru" the one that was not used for longest.
+        admit: Which of the rows that are read enter: with "estimate" a row that was missed more often than the one that
+            makes room was used, with "second" one that was missed before, with "all" every row.
+        hold_back: Largest number of updates of a row that a worker holds back; 0 for none, None for what the bound
+            allows. A rule whose updates cannot be merged holds none.
+        merge: How the pservers add changes of several updates: "sum" adds them whole, "avg" divides them by the number
+            of workers. None is "avg" for SGD and Momentum in sync training with the mean of gradients, else "sum".
+
+    Raises:
+        PlanError: A value has no meaning.
+    """
+
+    max_bytes: int = 256 << 20
+    max_rows: int | None = None
+    policy: str = "aged_lfu"
+    admit: str = "estimate"
+    hold_back: int | None = None
+    merge: Literal["sum", "avg"] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("max_bytes", self.max_bytes, 1),
+            ("max_rows", self.max_rows, 1),
+            ("hold_back", self.hold_back, 0),
+        ):
+            if value is None and name != "max_bytes":
+                continue
+            if type(value) is not int or value < least:
+                raise PlanError(f"RowCache.{name}: is {value!r}, should be an integer from {least}")
+        if self.merge not in ("sum", "avg", None):
+            raise PlanError(f"RowCache.merge: is {self.merge!r}, should be 'sum', 'avg' or None")
+        try:
+            chosen(self.policy, self.admit)
+        except ValueError as error:
+            raise PlanError(f"RowCache: {error}") from None
+
+
+def read_bound(
+    lag: int | None, share: float | None, drift: float | None, row_cache: RowCache | None, *, is_geo: bool
+) -> tuple[RowBound | None, RowCache | None]:
+    """Returns the bound and the options of the row caches of a job; None for both if it has none.
+
+    Args:
+        lag: This and the next three are fields of `PserverStrategy`.
+        share: Likewise.
+        drift: Likewise.
+        row_cache: Likewise.
+        is_geo: True in geo training.
+
+    Raises:
+        PlanError: Two of them contradict each other, or one has no meaning.
+    """
+    if lag is not None and drift is not None:
+        raise PlanError(
+            f"PserverStrategy: max_row_lag is {lag!r} and max_row_drift is {drift!r}, and rows have one bound. Leave "
+            "one of both out"
+        )
+    if lag is None and drift is None:
+        if row_cache is not None:
+            raise PlanError(
+                f"{_WHERE}: is given without a bound on what its rows may lack. Write max_row_drift=2 * learning_rate, "
+                "or max_row_lag=100, too"
+            )
+        return None, None
+    name, value = ("max_row_lag", lag) if drift is None else ("max_row_drift", drift)
+    if is_geo:
+        raise PlanError(
+            f"PserverStrategy.{name}: is {value!r} with k_steps above 0, whose windows cache rows already. Leave it "
+            "out, or write k_steps 0"
+        )
+    if type(lag) is int and lag == 0:
+        return None, None
+    try:
+        if type(value) is not int and (drift is None or type(value) is not float):
+            raise ValueError(f"is {value!r}, should be {'an integer' if drift is None else 'a number'}")
+        bound = RowBound(lag, share if drift is None else None, drift)
+    except (ValueError, TypeError) as error:
+        raise PlanError(f"PserverStrategy.{name}: {error}") from None
+    row_cache = row_cache or RowCache()
+    if drift is not None and row_cache.hold_back:
+        raise PlanError(
+            f"RowCache.hold_back: is {row_cache.hold_back} with max_row_drift, which bounds a distance and no number "
+            "of updates. Write 0, or leave it out"
+        )
+    return bound, row_cache
+
+
+def check_row_cache(
+    row_cache: RowCache | None, mode: Mode, config: OptimizerConfig, num_workers: int, rows_dtype: str
+) -> RowCache | None:
+    """Returns the options with which the rows of a program are cached.
+
+    Args:
+        row_cache: As `read_bound` returned it.
+        mode: Mode of the job.
+        config: Optimizer of the program.
+        num_workers: Number of workers of the job.
+        rows_dtype: The setting of the job.
+
+    Raises:
+        PlanError: The optimizer or the settings do not allow it, or there is not enough memory.
+    """
+    if row_cache is None:
+        return None
+    if rows_dtype != "float32":
+        raise PlanError(
+            f"{_WHERE}: is given with FLEET_SPARSE_ROWS_DTYPE={rows_dtype}, and copies of rounded rows would differ "
+            "from the pservers' rows. Write FLEET_SPARSE_ROWS_DTYPE=float32, or leave one of both out"
+        )
+    if row_cache.max_bytes > (available := machine_memory.available_bytes()):
+        raise PlanError(
+            f"RowCache.max_bytes: is {row_cache.max_bytes}, and {available} bytes of memory are free. Write less"
+        )
+    if num_workers == 1 or row_cache.hold_back == 0:
+        return row_cache
+    if RULES[config.rule].merge is None:
+        reason = f"updates of rule {config.rule!r} cannot be merged"
+    elif mode.kind == SYNC and config.clip is not None and config.clip.needs_norm:
+        reason = "the pservers clip the merged gradients of a step by their norm, for which they need all of them"
+    else:
+        return row_cache
+    if row_cache.hold_back is not None:
+        raise PlanError(f"RowCache.hold_back: is {row_cache.hold_back}, and {reason}. Write 0, or leave it out")
+    logger.info("row cache: no updates are held back: %s", reason)
+    return msgspec.structs.replace(row_cache, hold_back=0)

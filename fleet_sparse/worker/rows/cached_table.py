@@ -1,0 +1,550 @@
+"""CachedTable: copies of the rows of one table that a worker keeps, trains and may hold updates of.
+
+It decides what is asked and sent, and does neither. A step is `plan`, `take` with the pservers' answer, `apply` with
+the gradients, and `sent` once the push is accepted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.bounds import UNBOUNDED
+from fleet_sparse.core.cache_index import INDEX_BYTES_PER_ROW, MAX_LEASE_STEPS, CacheIndex, Entries
+from fleet_sparse.core.cache_policies import AGED_LFU, ESTIMATE, Admission, CachePolicy
+from fleet_sparse.core.kernels_changes import subtract_base_states
+from fleet_sparse.core.kernels_copies import (
+    gather_copies,
+    measure_displacements,
+    refresh_copies,
+    refresh_states,
+    settle_bases,
+    subtract_bases,
+)
+from fleet_sparse.core.kernels_decay import add_decay
+from fleet_sparse.core.kernels_rows import gather, scatter
+from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, are_states_old
+from fleet_sparse.core.table_spec import TableSpec
+
+_NOWHERE = np.empty(0, np.int64)
+_BYTES_OF_COUNTS = 16  # of a copy: what is known and held, of its row and of its states
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Counts = NDArray[np.uint32]
+
+
+class CacheJob(NamedTuple):
+    """What all caches of a worker share.
+
+    Attributes:
+        bound: How far copies may lag.
+        num_workers: Number of workers of the job.
+        steps_off_lease: By how many steps leases are shorter (`row_bound.steps_off_lease`); None if steps are not
+            counted.
+        policy: Which row makes room.
+        admission: Which row enters.
+        max_held: Largest number of updates, or of units of distance, that are held of a row; None for what the bound
+            allows.
+    """
+
+    bound: RowBound
+    num_workers: int
+    steps_off_lease: int | None
+    policy: CachePolicy = AGED_LFU
+    admission: Admission = ESTIMATE
+    max_held: int | None = None
+
+
+class Plan(NamedTuple):
+    """How the rows of a batch are read. All places are ascending indices of its ids."""
+
+    ids: Ids
+    """`(k,)`, distinct."""
+    slots: NDArray[np.int64]
+    """`(k,)`, -1 for ids without a copy."""
+    plain: NDArray[np.int64]
+    """Places that are pulled as without a cache."""
+    asked: NDArray[np.int64]
+    """Places that the pservers are asked about."""
+    versions: Counts
+    """Versions of the copies at `asked`; `NO_VERSION` if row and states should follow."""
+    entering: NDArray[np.int64]
+    """Places of the ids that enter, among `asked`."""
+    entries: Entries
+    """The slots that these take."""
+    step: int
+    """Step of the batch."""
+    number: int
+    """Number of changes of the index before."""
+
+
+class Answer(NamedTuple):
+    """What the pservers said about the asked ids of a plan."""
+
+    slack: NDArray[np.uint8]
+    """`(len(asked),)`: steps, `ROW_FOLLOWS` or `STATES_FOLLOW`."""
+    rows: Floats
+    """`(m, dim)`: rows of all ids whose row follows, in the order of the ids."""
+    versions: Counts
+    """`(m,)`: their clocks."""
+    states: Floats
+    """`(l, num_states, dim)`: states of the ids with `STATES_FOLLOW`, in their order."""
+
+
+class Arrived(NamedTuple):
+    """Rows that enter the cache when the gradients of their batch are applied, with their states and clocks."""
+
+    rows: Floats
+    states: Floats
+    versions: Counts
+
+
+class Changes(NamedTuple):
+    """Changes of rows that the pservers merge; in a job of one worker the rows themselves, which they take over."""
+
+    ids: Ids
+    """`(n,)`, in no order."""
+    rows: Floats
+    """`(n, dim)`."""
+    amounts: Counts
+    """`(n,)`: by how much the clocks advance; 0 only where the rows do not change, but their states do."""
+    states: Floats
+    """`(n, num_states, dim)`, or `(n, 0, dim)` if states stay as they are."""
+    num_updates: Counts
+    """`(n,)`: number of updates that the changes of states span."""
+    slots: NDArray[np.int64]
+    """`(n,)`: their copies; -1 for rows that left."""
+
+
+class Outgoing(NamedTuple):
+    """What a push has of one table."""
+
+    as_gradients: NDArray[np.int64]
+    """Places of the batch whose gradients go as they are, ascending."""
+    changes: tuple[Changes, ...]
+    """Of rows that left, without states, and with states; none is empty. An id that left before a push that was not
+    accepted, and entered again, is in two of them, in their order."""
+    alone: NDArray[np.int64]
+    """Slots of the copies among `as_gradients`."""
+
+
+class Counters(NamedTuple):
+    """Numbers of rows since the cache was made."""
+
+    read: int = 0
+    hit: int = 0
+    asked: int = 0
+    refreshed: int = 0
+    entered: int = 0
+    left: int = 0
+
+
+class CachedTable:
+    """The cache of one table. One thread at a time uses it.
+
+    The only worker of a job is always within the bound: it asks about entering rows alone, and what it sends are the
+    copies themselves.
+
+    Args:
+        spec: The table.
+        capacity: Number of copies.
+        job: What all caches share.
+
+    Attributes:
+        spec: As given.
+        counters: What the cache did.
+    """
+
+    def __init__(self, spec: TableSpec, capacity: int, job: CacheJob) -> None:
+        self.spec, self.counters = spec, Counters()
+        self._job, self._dim = job, spec.dim
+        self._rule, self._hyperparameters = spec.update_rule, dict(spec.hyperparameters)
+        self._index = CacheIndex(capacity, spec.salt, job.policy, job.admission)
+        self._state_width = self._rule.num_states * spec.dim
+        self._is_single_worker = job.num_workers == 1
+        self._may_hold = job.max_held != 0 and (self._is_single_worker or self._rule.merge is not None)
+        self._has_bases = self._may_hold and not self._is_single_worker
+        decays = self._rule.merge(self._hyperparameters) if self._rule.merge is not None else ()
+        self._decays = np.array(decays, np.float64)
+        self._rows, self._states = np.zeros(capacity * self._dim, np.float32), self._zero_states(capacity)
+        self._bases = np.zeros_like(self._rows) if self._has_bases else self._rows
+        self._base_states = np.zeros_like(self._states) if self._has_bases else self._states
+        self._known, self._states_known = np.zeros(capacity, np.uint32), np.zeros(capacity, np.uint32)
+        self._held, self._states_held = np.zeros(capacity, np.uint32), np.zeros(capacity, np.uint32)
+        self._idle: NDArray[np.int64] = _NOWHERE
+        self._left: list[Changes] = []
+        self._number = 0
+        self._step = 0
+        self._decay = np.array(spec.decay, np.float32)
+
+    @staticmethod
+    def bytes_per_row(spec: TableSpec, job: CacheJob) -> int:
+        """Returns the memory in bytes of a copy, at most."""
+        rule = spec.update_rule
+        may_hold = job.max_held != 0 and job.num_workers > 1 and rule.merge is not None
+        num_floats = spec.dim * (1 + rule.num_states) * (2 if may_hold else 1)
+        return INDEX_BYTES_PER_ROW + _BYTES_OF_COUNTS + 4 * num_floats
+
+    @property
+    def num_rows(self) -> int:
+        """Number of copies."""
+        return self._index.num_used
+
+    @property
+    def num_held(self) -> int:
+        """Number of copies with updates that are not on the pservers, and of rows that left with such updates."""
+        return int(np.count_nonzero(self._held)) + sum(len(each.ids) for each in self._left)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in bytes."""
+        arrays = [self._rows, self._states, self._known, self._states_known, self._held, self._states_held]
+        arrays += [self._bases, self._base_states] if self._has_bases else []
+        return self._index.num_bytes + sum(array.nbytes for array in arrays)
+
+    def plan(self, ids: Ids, step: int) -> Plan:
+        """Decides how the rows of a batch that is trained are read.
+
+        Args:
+            ids: `(k,)`, distinct.
+            step: Number of the step, or of the batch where steps are not counted; larger than in the plan before.
+        """
+        self._step = step
+        uses = self._index.use(ids, 0 if self._is_single_worker else step)
+        entries = self._index.choose(ids[uses.missing])
+        entering = uses.missing[entries.indices]
+        is_asked = np.zeros(len(ids), np.bool_)
+        is_asked[uses.unleased] = is_asked[entering] = True
+        asked = np.flatnonzero(is_asked)
+        plain = np.delete(uses.missing, entries.indices)
+        slots = uses.slots[asked]
+        versions = np.where(slots < 0, NO_VERSION, self._known[slots])
+        ages = (versions - self._states_known[slots]).astype(np.int64)
+        if self._state_width:
+            versions[(slots >= 0) & (ages > 0) & are_states_old(versions, ages)] = NO_VERSION
+        self._count(read=len(ids), hit=len(ids) - len(uses.missing), asked=len(uses.unleased), entered=len(entering))
+        return Plan(ids, uses.slots, plain, asked, versions, entering, entries, step, self._number)
+
+    def unplanned(self, ids: Ids) -> tuple[Plan, Arrived]:
+        """Returns a plan, for `apply`, of distinct ids `(k,)` that were read in another way: no row enters."""
+        none = np.empty(0, np.uint32)
+        slots = self._index.find(ids)
+        entries = Entries(_NOWHERE, _NOWHERE, _NOWHERE)
+        plan = Plan(ids, slots, np.flatnonzero(slots < 0), _NOWHERE, none, _NOWHERE, entries, self._step, self._number)
+        num_states, dim = self._rule.num_states, self._dim
+        return plan, Arrived(np.empty((0, dim), np.float32), np.empty((0, num_states, dim), np.float32), none)
+
+    def take(self, plan: Plan, answer: Answer, out: Floats) -> Arrived:
+        """Refreshes copies and writes the rows of all ids but the plain ones.
+
+        Args:
+            plan: Of the batch, made since `apply` was called.
+            answer: To its asks.
+            out: Output, `(k, dim)`, contiguous. The plain rows are there: those that left with an update get it back.
+
+        Returns:
+            The rows that enter, for `apply`.
+        """
+        slots, rows, states = plan.slots[plan.asked], answer.rows, answer.states
+        is_new = slots < 0
+        has_row, has_states = answer.slack >= ROW_FOLLOWS, answer.slack == STATES_FOLLOW
+        is_of_copy, is_state_of_copy = ~is_new[has_row], ~is_new[has_states]
+        if self._left:  # the pservers do not have their updates yet
+            rows, states = rows.copy(), states.copy()
+            self._add_left(plan.ids[plan.asked[has_row]], rows)
+            self._put_left_states(plan.ids[plan.asked[has_states]], states)
+            out[plan.plain] = self._with_left(plan.ids[plan.plain], out[plan.plain])
+        self._refresh(slots[has_row][is_of_copy], rows[is_of_copy], answer.versions[is_of_copy])
+        self._refresh_states(slots[has_states][is_state_of_copy], states[is_state_of_copy])
+        if not self._is_single_worker:
+            steps = answer.slack.astype(np.int64)
+            none = np.zeros(len(rows), np.int64)
+            steps[has_row] = self._job.bound.lease_steps(answer.versions, none, self._job.num_workers)
+            self._index.lease(slots[~is_new], plan.step + self._steps_of(steps[~is_new]))
+        self._count(refreshed=int(np.count_nonzero(is_of_copy)))
+        gather_copies(self._rows, plan.slots, self._dim, out.reshape(-1))
+        arrived = Arrived(rows[~is_of_copy], states[~is_state_of_copy], answer.versions[~is_of_copy])
+        out[plan.entering] = arrived.rows
+        return arrived
+
+    def apply(self, plan: Plan, arrived: Arrived, grads: Floats, learning_rate: float, optimizer_step: int) -> Outgoing:
+        """Trains the copies of a batch and decides what is sent.
+
+        Rows enter and leave. The caller calls `sent` once the push was accepted; until then the updates are held.
+
+        Args:
+            plan: Of the batch.
+            arrived: As `take` returned it.
+            grads: `(k, dim)`, finite.
+            learning_rate: Learning rate.
+            optimizer_step: The rule's t.
+        """
+        slots = plan.slots
+        if plan.number == self._number:
+            slots = slots.copy()
+            slots[plan.entering] = plan.entries.slots
+            self._enter(plan, arrived)
+        else:  # other rows took slots since: those of this plan do not enter
+            slots = self._index.find(plan.ids)
+        places = np.flatnonzero(slots >= 0)
+        inside = slots[places]
+        inner = grads if len(places) == len(slots) else np.take(grads, places, axis=0)
+        self._train(inside, inner, learning_rate, optimizer_step)
+        if self._may_hold:
+            self._held[inside] += np.uint32(1)
+            self._states_held[inside] += np.uint32(1)
+        is_due = self._is_due(inside)
+        is_single = is_due & (self._held[inside] <= 1) & (self._states_held[inside] <= 1)
+        as_gradients = np.sort(np.concatenate([np.flatnonzero(slots < 0), places[is_single]]))
+        due = inside[is_due & ~is_single]
+        idle = self._idle[self._held[self._idle] > 0]
+        self._idle = self._index.age(len(plan.ids), plan.step)
+        due = np.union1d(due, np.setdiff1d(idle, inside)) if len(idle) else due
+        return Outgoing(as_gradients, self._changes_of(due), inside[is_single])
+
+    def flush(self) -> Outgoing:
+        """Returns all that is held, with all states; to be sent and passed to `sent`."""
+        slots = np.flatnonzero((self._held[: self.num_rows] > 0) | (self._states_held[: self.num_rows] > 0))
+        return Outgoing(_NOWHERE, self._changes_of(slots, has_states=True), _NOWHERE)
+
+    def sent(self, outgoing: Outgoing) -> None:
+        """Takes note that a push was accepted: its updates are not held any more.
+
+        Args:
+            outgoing: What `apply` or `flush` returned last.
+        """
+        for changes in outgoing.changes:
+            slots = changes.slots[changes.slots >= 0]
+            self._advance(slots, changes.amounts[changes.slots >= 0])
+            self._settle(slots, has_states=changes.states.shape[1] > 0 or self._state_width == 0)
+        self._advance(outgoing.alone, self._amounts_of_gradients(outgoing.alone))
+        self._settle(outgoing.alone, has_states=True)
+        self._left.clear()
+
+    def forget_versions(self) -> None:
+        """Takes note that a push failed after it was accepted: which updates the pservers have is not known any more.
+
+        The next use of each copy asks, and the row follows.
+        """
+        used = np.arange(self.num_rows)
+        self._known[used] = NO_VERSION
+        if not self._is_single_worker:
+            self._index.lease(used, np.full(len(used), self._step - 1, np.int64))
+
+    def forget(self) -> None:
+        """Drops all copies, and what they hold."""
+        self._index.clear()
+        self._held.fill(0)
+        self._states_held.fill(0)
+        self._left.clear()
+        self._idle = _NOWHERE
+        self._number += 1
+
+    def add_held(self, ids: Ids, out: Floats) -> None:
+        """Adds the held updates to rows that were pulled, `(n, dim)`, for an evaluation. Notes no use."""
+        self._add_left(ids, out)
+        slots = self._index.find(ids)
+        places = np.flatnonzero(slots >= 0)
+        places = places[self._held[slots[places]] > 0]
+        if self._is_single_worker:
+            out[places] = self._copies(slots[places])
+        else:
+            out[places] += self._row_changes(slots[places])
+
+    def _zero_states(self, num_rows: int) -> Floats:
+        return np.zeros(num_rows * self._state_width, np.float32)
+
+    def _steps_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns for how many further steps copies are leased, of numbers that count as if all were in one step."""
+        if self._job.steps_off_lease is None:
+            return np.zeros(len(steps), np.int64)
+        return np.clip(steps - self._job.steps_off_lease, 0, MAX_LEASE_STEPS)
+
+    def _clocks_of(self, slots: NDArray[np.int64]) -> Counts:
+        """Returns the clocks that are known, 0 if nothing is known."""
+        known = self._known[slots]
+        return np.where(known == NO_VERSION, np.uint32(0), known)
+
+    def _refresh(self, slots: NDArray[np.int64], fresh: Floats, versions: Counts) -> None:
+        if self._has_bases:
+            refresh_copies(self._rows, self._bases, slots, fresh.reshape(-1), self._dim)
+        else:
+            scatter(self._rows, self._dim, 0, slots, self._dim, fresh.reshape(-1))
+        self._known[slots] = versions
+
+    def _refresh_states(self, slots: NDArray[np.int64], fresh: Floats) -> None:
+        if not self._state_width:
+            return
+        if self._has_bases:
+            refresh_states(
+                *(self._states, self._base_states, slots, fresh.reshape(-1), self._states_held[slots]),
+                *(self._dim, self._decays),
+            )
+        else:
+            scatter(self._states, self._state_width, 0, slots, self._state_width, fresh.reshape(-1))
+        self._states_known[slots] = self._known[slots]
+
+    def _enter(self, plan: Plan, arrived: Arrived) -> None:
+        """Gives entering rows their slots; what the rows that had them hold is kept until it is sent."""
+        slots = plan.entries.slots
+        if not len(slots):
+            return
+        leaving = slots[slots < self.num_rows]
+        self._count(left=len(leaving))
+        with_updates = leaving[(self._held[leaving] > 0) | (self._states_held[leaving] > 0)]
+        if len(with_updates):
+            (changes,) = self._made(with_updates, has_states=True)
+            self._left.append(changes._replace(slots=np.full(len(with_updates), -1)))
+        self._index.replace(plan.ids[plan.entering], plan.entries, 0 if self._is_single_worker else plan.step)
+        self._number += 1
+        for values, of, width in (
+            (self._rows, arrived.rows, self._dim),
+            (self._bases, arrived.rows, self._dim),
+            (self._states, arrived.states, self._state_width),
+            (self._base_states, arrived.states, self._state_width),
+        ):
+            if width:
+                scatter(values, width, 0, slots, width, np.ascontiguousarray(of).reshape(-1))
+        self._known[slots] = self._states_known[slots] = arrived.versions
+        self._held[slots] = self._states_held[slots] = 0
+        if not self._is_single_worker:
+            none = np.zeros(len(slots), np.int64)
+            steps = self._job.bound.lease_steps(arrived.versions, none, self._job.num_workers)
+            self._index.lease(slots, plan.step + self._steps_of(steps))
+
+    def _train(self, slots: NDArray[np.int64], grads: Floats, learning_rate: float, optimizer_step: int) -> None:
+        """Updates copies with the table's clip, decay and rule, as a pserver does."""
+        assert self._rule.kernel is not None, "tables that are only read are not cached"
+        if self.spec.bounds != UNBOUNDED:
+            grads = self.spec.bounds.clipped(grads)
+        flat = np.ascontiguousarray(grads).reshape(-1)
+        if self._decay.any():
+            plain, flat = flat, np.empty(flat.size, np.float32)
+            add_decay(self._rows, self._dim, slots, plain, self._dim, self._decay, flat)
+        scalars = self._rule.scalars(self._hyperparameters, learning_rate, optimizer_step)
+        self._rule.kernel(
+            *(self._rows, self._dim, self._states, self._state_width, 0, slots),
+            *(flat, self._dim, scalars),
+        )
+
+    def _is_due(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns which copies hold more than they may."""
+        if not self._may_hold:
+            return np.ones(len(slots), np.bool_)
+        if self._is_single_worker and self._job.max_held is None:
+            return np.zeros(len(slots), np.bool_)
+        most = self._job.bound.max_held(self._clocks_of(slots), self._job.num_workers)
+        if self._job.max_held is not None:
+            most = np.minimum(most, self._job.max_held)
+        is_due: NDArray[np.bool_] = self._amounts(slots) > most
+        return is_due
+
+    def _amounts(self, slots: NDArray[np.int64]) -> Counts:
+        """Returns how much copies hold: updates, or units of distance."""
+        if self._job.bound.drift is None or self._is_single_worker:
+            return self._held[slots]
+        moves = np.empty(len(slots), np.float32)
+        measure_displacements(self._rows, self._bases, slots, self._dim, moves)
+        return np.maximum(self._job.bound.units(moves), self._held[slots] > 0)
+
+    def _amounts_of_gradients(self, slots: NDArray[np.int64]) -> Counts:
+        """Returns by how much pushes of single gradients make the versions of these copies newer.
+
+        In distance the pserver alone knows how far a gradient moved the row: a copy counts it as lag. In a merged step
+        the others' gradients may have moved the row back. Then they moved it by at most the sum of the distances of
+        the row and of the copy, and the copy's is counted as lag, too.
+        """
+        if self._job.bound.drift is None:
+            return np.ones(len(slots), np.uint32)
+        if self._job.steps_off_lease == 0 and not self._is_single_worker:
+            return -self._amounts(slots)
+        return np.zeros(len(slots), np.uint32)
+
+    def _changes_of(self, slots: NDArray[np.int64], *, has_states: bool = False) -> tuple[Changes, ...]:
+        """Returns the changes of copies, and those of rows that left."""
+        # In distance it is not known how far the pservers' states are behind.
+        if has_states or not self._state_width or self._is_single_worker or self._job.bound.drift is not None:
+            return (*self._left, *self._made(slots, has_states=True))
+        # Each worker may hold as many updates of states, so that together they are an eighth of all.
+        clocks = self._clocks_of(slots) + self._held[slots]
+        is_old = are_states_old(clocks, self._states_held[slots].astype(np.int64) * self._job.num_workers)
+        return (
+            *self._left,
+            *self._made(slots[~is_old], has_states=False),
+            *self._made(slots[is_old], has_states=True),
+        )
+
+    def _made(self, slots: NDArray[np.int64], *, has_states: bool) -> tuple[Changes, ...]:
+        if not len(slots):
+            return ()
+        num_states = self._rule.num_states if has_states else 0
+        states = np.empty(len(slots) * num_states * self._dim, np.float32)
+        num_updates = self._states_held[slots]
+        if num_states and self._is_single_worker:
+            gather(self._states, self._state_width, 0, slots, self._state_width, states)
+        elif num_states:
+            subtract_base_states(
+                *(self._states, self._base_states, slots, num_updates, self._dim, self._decays, states)
+            )
+        return (
+            Changes(
+                self._index.ids_of(slots),
+                self._copies(slots) if self._is_single_worker else self._row_changes(slots),
+                self._amounts(slots),
+                states.reshape(len(slots), num_states, self._dim),
+                num_updates,
+                slots,
+            ),
+        )
+
+    def _copies(self, slots: NDArray[np.int64]) -> Floats:
+        out = np.empty(len(slots) * self._dim, np.float32)
+        gather_copies(self._rows, slots, self._dim, out)
+        return out.reshape(-1, self._dim)
+
+    def _row_changes(self, slots: NDArray[np.int64]) -> Floats:
+        out = np.empty(len(slots) * self._dim, np.float32)
+        subtract_bases(self._rows, self._bases, slots, self._dim, out)
+        return out.reshape(-1, self._dim)
+
+    def _advance(self, slots: NDArray[np.int64], amounts: Counts) -> None:
+        """Adds own updates to the versions that are known."""
+        is_known = self._known[slots] != NO_VERSION
+        self._known[slots[is_known]] += amounts[is_known]
+        self._states_known[slots[is_known]] += amounts[is_known]
+
+    def _settle(self, slots: NDArray[np.int64], *, has_states: bool) -> None:
+        """Makes copies that were sent their own bases."""
+        self._held[slots] = 0
+        if has_states:
+            self._states_held[slots] = 0
+        if self._has_bases:
+            settle_bases(self._rows, self._bases, slots, self._dim)
+            if has_states and self._state_width:
+                settle_bases(self._states, self._base_states, slots, self._state_width)
+
+    def _add_left(self, ids: Ids, out: Floats) -> None:
+        """Adds the updates of rows that left to these rows, if they are not sent yet."""
+        for changes in self._left:
+            _, places, of_left = np.intersect1d(ids, changes.ids, return_indices=True)
+            if self._is_single_worker:
+                out[places] = changes.rows[of_left]
+            else:
+                out[places] += changes.rows[of_left]
+
+    def _with_left(self, ids: Ids, rows: Floats) -> Floats:
+        self._add_left(ids, rows)
+        return rows
+
+    def _put_left_states(self, ids: Ids, states: Floats) -> None:
+        """Writes the states of rows that left a job of one worker, if they are not sent yet."""
+        for changes in self._left if self._is_single_worker else ():
+            _, places, of_left = np.intersect1d(ids, changes.ids, return_indices=True)
+            states[places] = changes.states[of_left]
+
+    def _count(self, **numbers: int) -> None:
+        counters = self.counters._asdict()
+        self.counters = Counters(**(counters | {name: counters[name] + more for name, more in numbers.items()}))

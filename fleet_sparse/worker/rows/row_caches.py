@@ -1,0 +1,361 @@
+"""RowCaches: the row caches of all tables of a worker, between its steps and its client."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from fleet_sparse.core.rules.momentum import momentum
+from fleet_sparse.core.rules.sgd import sgd
+from fleet_sparse.core.table_spec import TableSpec
+
+from ..net.requests import DenseUpdate
+from ..net.table_client import ExtraBlock, TableCall, TableClient
+from .cached_table import Arrived, CachedTable, CacheJob, Changes, Counters, Outgoing, Plan
+from .deduplicator import Deduplicator, UniqueIds
+from .row_batch import RowBatch
+from .row_exchange import RowAsk, RowChange, answer_of
+
+_log = logging.getLogger(__name__)
+
+_MAX_READS = 64  # reads that may wait for their update: of threads that train, and of runs that failed
+_ID_BYTES, _FLOAT_BYTES, _VERSION_BYTES, _COUNT_BYTES, _SLACK_BYTES = 8, 4, 4, 4, 1
+_LINEAR_RULES = (sgd.name, momentum.name)  # with them the mean of changes is what the mean of gradients gives
+
+
+class CacheStats(NamedTuple):
+    """What the cache of one table holds, and what it did since it was made."""
+
+    rows: int
+    """Number of copies."""
+    bytes: int
+    """Memory."""
+    held: int
+    """Number of rows with updates that the pservers do not have."""
+    counters: Counters
+    bytes_saved: int
+    """Bytes of ids, rows, gradients and states that were not sent and received, against no cache; negative if more."""
+
+
+class _Read(NamedTuple):
+    """A batch between its lookup and its update."""
+
+    unique: UniqueIds
+    plan: Plan
+    arrived: Arrived
+
+
+class _Lookup(NamedTuple):
+    """The rows of one batch on their way."""
+
+    batch: RowBatch
+    table: CachedTable | None
+    plan: Plan | None
+    plain: RowBatch
+    """Rows that are pulled as without a cache."""
+    ask: RowAsk | None
+
+
+class RowCaches:
+    """Copies of the rows of a worker's tables, which its steps read and train. Thread-safe.
+
+    Tables with an entry or with shows and clicks, whose pushes carry statistics of each id, are not cached; nor are
+    tables that are only read, and those that are declared after the first step.
+
+    Args:
+        client: This worker's client.
+        deduplicator: Deduplicator with the shards' placement.
+        job: What the caches of the tables share.
+        tables: Tables of the job by name; those that are there at the first step are cached.
+        max_bytes: Memory of all caches, divided evenly; what a table cannot use goes to the others.
+        max_rows: Largest number of copies of a table; None for what fits into the memory.
+        averages_linear: True if the pservers take the mean of the changes of tables whose rule is linear in the
+            gradients.
+        averages_all: True if they do so for all tables.
+    """
+
+    def __init__(
+        self,
+        client: TableClient,
+        deduplicator: Deduplicator,
+        job: CacheJob,
+        tables: Mapping[str, TableSpec],
+        *,
+        max_bytes: int,
+        max_rows: int | None = None,
+        averages_linear: bool = False,
+        averages_all: bool = False,
+    ) -> None:
+        self._client = client  # constant after construction, as all down to `_averages_all`
+        self._deduplicator = deduplicator
+        self._job = job
+        self._specs = tables
+        self._max_bytes, self._max_rows = max_bytes, max_rows
+        self._averages_linear, self._averages_all = averages_linear, averages_all
+        self._lock = threading.Lock()  # guards all below; held from a plan to the end of its pull
+        self._tables: dict[str, CachedTable] | None = None
+        self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids
+        self._num_batches = 0
+        self._saved: dict[str, int] = {}
+        self._noted = 0, 0  # failed pushes and rejoins of the client that the caches know of
+
+    def pull(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
+        """Fills batches that a step trains on with rows. Rows enter the caches when the batches are updated.
+
+        Args:
+            batches: As of `RowSource.pull`.
+            step: As of `RowSource.pull`.
+
+        Raises:
+            FleetSparseError: As `TableClient.pull`.
+        """
+        with self._lock:
+            self._num_batches += 1
+            while True:
+                self._note_failures()
+                lookups = [self._looked_up(batch, step or self._num_batches) for batch in batches]
+                plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
+                asks = [lookup.ask for lookup in lookups if lookup.ask is not None]
+                extra: Sequence[ExtraBlock] = ()
+                if step or plain or asks:
+                    extra = self._client.start_pull(plain, step=step, asks=asks, owns_memory=True).wait()
+                if self._client.num_rejoins == self._noted[1]:
+                    break  # otherwise a pserver that was started again may have answered, whose clocks begin at 0
+            for lookup in lookups:
+                if lookup.table is not None:
+                    self._finish(lookup, lookup.table, extra)
+
+    def read(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
+        """Fills batches for an evaluation: with the rows of the pservers, and this worker's held updates.
+
+        Arguments and errors are those of `pull`. No cache changes.
+        """
+        with self._lock:
+            self._client.pull(batches, step=step)
+            for batch in batches:
+                table = self._table(batch.spec)
+                if table is not None:
+                    table.add_held(batch.unique.ids, batch.values)
+
+    def start_update(
+        self,
+        batches: Sequence[RowBatch],
+        dense: Sequence[DenseUpdate],
+        pulls: Sequence[RowBatch] | None = None,
+        *,
+        weight: float = 1.0,
+        step: int = 0,
+    ) -> TableCall:
+        """Trains the copies of a step and sends what is due of it, as `TableClient.start_update`.
+
+        Gradients should be finite. If it raises, the caches hold the updates of their rows.
+        """
+        with self._trained(batches) as (pushes, changes):
+            return self._client.start_update(pushes, dense, pulls, weight=weight, step=step, changes=changes)
+
+    def start_prepare(
+        self, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate], *, weight: float, step: int
+    ) -> TableCall:
+        """As `TableClient.start_prepare`, of a job in which no updates are held back."""
+        with self._trained(batches) as (pushes, changes):
+            assert not changes, "no updates are held back"
+            return self._client.start_prepare(pushes, dense, weight=weight, step=step)
+
+    def start_flush(self, num_updates: Mapping[str, int], *, step: int = 0) -> TableCall:
+        """Sends all updates that the caches hold. Raises as `TableClient.start_update`; they are held then.
+
+        Args:
+            num_updates: By table, number of updates of this worker: the rule's t.
+            step: As of `TableClient.start_update`.
+        """
+        changes, sent = [], []
+        with self._lock:
+            self._note_failures()
+            for name, table in (self._tables or {}).items():
+                outgoing = table.flush()
+                changes += self._changes(table, outgoing, num_updates.get(name, 0))
+                self._count_update(table, 0, outgoing)
+                sent.append((table, outgoing))
+            call = self._client.start_update([], [], step=step, changes=changes)
+            for table, outgoing in sent:
+                table.sent(outgoing)
+        return call
+
+    @property
+    def may_hold(self) -> bool:
+        """True if updates may be held back."""
+        return self._job.max_held != 0
+
+    @property
+    def were_read(self) -> bool:
+        """True after the first lookup of a step."""
+        return self._num_batches > 0
+
+    @property
+    def num_held(self) -> int:
+        """Number of rows with updates that the pservers do not have."""
+        with self._lock:
+            return sum(table.num_held for table in (self._tables or {}).values())
+
+    def can_flush(self) -> bool:
+        """Returns whether updates are held, and no push failed whose error a step has to raise first."""
+        return self._noted[0] == self._client.num_failed_pushes and self.num_held > 0
+
+    def clear(self) -> None:
+        """Forgets all copies and what they hold: the tables on the pservers were replaced."""
+        with self._lock:
+            self._reads.clear()
+            for table in (self._tables or {}).values():
+                table.forget()
+
+    def stats(self) -> dict[str, CacheStats]:
+        """Returns what the caches hold and did, by table."""
+        with self._lock:
+            return {
+                name: CacheStats(table.num_rows, table.num_bytes, table.num_held, table.counters, self._saved[name])
+                for name, table in (self._tables or {}).items()
+            }
+
+    @contextmanager
+    def _trained(self, batches: Sequence[RowBatch]) -> Iterator[tuple[list[RowBatch], list[RowChange]]]:
+        """Yields the gradients and changes that a step pushes. If the block ends well, they count as sent."""
+        pushes, changes, sent = [], [], []
+        with self._lock:
+            for batch in batches:
+                table = self._table(batch.spec)
+                if table is None:
+                    pushes.append(batch)
+                    continue
+                plan, arrived = self._taken(batch, table)
+                outgoing = table.apply(plan, arrived, batch.values, batch.learning_rate, batch.optimizer_step)
+                as_gradients = outgoing.as_gradients
+                is_whole = len(as_gradients) == len(batch.unique.ids)
+                pushes.append(batch if is_whole else batch.at(as_gradients))
+                changes += self._changes(table, outgoing, batch.optimizer_step)
+                self._count_update(table, len(batch.unique.ids), outgoing)
+                sent.append((table, outgoing))
+            yield pushes, changes
+            for table, outgoing in sent:
+                table.sent(outgoing)
+
+    # With the lock held
+
+    def _table(self, spec: TableSpec) -> CachedTable | None:
+        if self._tables is None:
+            specs = [each for each in self._specs.values() if is_cached(each)]
+            capacities = capacities_of(specs, self._job, self._max_bytes, self._max_rows)
+            self._tables = {each.name: CachedTable(each, capacities[each.name], self._job) for each in specs}
+            self._saved = dict.fromkeys(self._tables, 0)
+            _log.info("row cache: %s", ", ".join(f"{name!r} {rows} rows" for name, rows in capacities.items()))
+        table = self._tables.get(spec.name)
+        return table if table is not None and table.spec == spec else None
+
+    def _note_failures(self) -> None:
+        newest = self._client.num_failed_pushes, self._client.num_rejoins
+        if newest != self._noted:
+            self._noted = newest
+            for table in (self._tables or {}).values():
+                table.forget_versions()
+
+    def _looked_up(self, batch: RowBatch, step: int) -> _Lookup:
+        table = self._table(batch.spec)
+        if table is None:
+            return _Lookup(batch, None, None, batch, None)
+        plan = table.plan(batch.unique.ids, step)
+        plain = batch if len(plan.plain) == len(plan.ids) else batch.at(plan.plain)
+        ask = RowAsk(batch.spec, batch.unique.at(plan.asked), plan.versions) if len(plan.asked) else None
+        return _Lookup(batch, table, plan, plain, ask)
+
+    def _finish(self, lookup: _Lookup, table: CachedTable, extra: Sequence[ExtraBlock]) -> None:
+        batch, plan = lookup.batch, lookup.plan
+        assert plan is not None, "the table is cached"
+        ask = lookup.ask or RowAsk(batch.spec, batch.unique.at(plan.asked), plan.versions)
+        own = [each for each in extra if each.block.table_id == batch.spec.table_id and each.block.copies]
+        own.sort(key=lambda each: (each.shard, each.part))
+        answer = answer_of(ask, [each.block for each in own])
+        if lookup.plain is not batch:
+            batch.values[plan.plain] = lookup.plain.values
+        arrived = table.take(plan, answer, batch.values)
+        self._reads[id(batch.unique)] = _Read(batch.unique, plan, arrived)
+        if len(self._reads) > _MAX_READS:
+            self._reads.popitem(last=False)
+        row_bytes = _FLOAT_BYTES * batch.spec.dim
+        num_asked = len(plan.asked)
+        without = len(plan.ids) * (_ID_BYTES + row_bytes)
+        used = len(plan.plain) * (_ID_BYTES + row_bytes) + num_asked * (_ID_BYTES + _VERSION_BYTES + _SLACK_BYTES)
+        used += len(answer.rows) * (_VERSION_BYTES + row_bytes) + answer.states.nbytes
+        self._saved[batch.spec.name] += without - used
+
+    def _taken(self, batch: RowBatch, table: CachedTable) -> tuple[Plan, Arrived]:
+        """Returns the plan of a batch; one without entering rows if it was not looked up for training."""
+        read = self._reads.pop(id(batch.unique), None)
+        if read is not None and read.unique is batch.unique:
+            return read.plan, read.arrived
+        return table.unplanned(batch.unique.ids)
+
+    def _changes(self, table: CachedTable, outgoing: Outgoing, optimizer_step: int) -> list[RowChange]:
+        return [self._change(table.spec, changes, optimizer_step) for changes in outgoing.changes]
+
+    def _change(self, spec: TableSpec, changes: Changes, optimizer_step: int) -> RowChange:
+        unique, (places,) = self._deduplicator.unique([changes.ids], spec.salt)
+        order = np.empty(len(places), np.int64)
+        order[places] = np.arange(len(places))
+        is_averaged = self._averages_all or (self._averages_linear and spec.rule in _LINEAR_RULES)
+        has_states = changes.states.shape[1] > 0
+        return RowChange(
+            spec,
+            unique,
+            changes.rows[order],
+            changes.amounts[order],
+            changes.states[order] if has_states else None,
+            changes.num_updates[order],
+            1 / self._job.num_workers if is_averaged else 1.0,
+            optimizer_step,
+            self._job.num_workers == 1,
+        )
+
+    def _count_update(self, table: CachedTable, num_updated: int, outgoing: Outgoing) -> None:
+        row_bytes = _FLOAT_BYTES * table.spec.dim
+        saved = (num_updated - len(outgoing.as_gradients)) * (_ID_BYTES + row_bytes)
+        for changes in outgoing.changes:
+            saved -= len(changes.ids) * (_ID_BYTES + row_bytes + _COUNT_BYTES) + changes.states.nbytes
+            saved -= len(changes.ids) * _VERSION_BYTES if changes.states.shape[1] else 0
+        self._saved[table.spec.name] += saved
+
+
+def is_cached(spec: TableSpec) -> bool:
+    """Returns whether the rows of a table are cached."""
+    rule = spec.update_rule
+    return rule.kernel is not None and rule.trains and not spec.statistics and not rule.is_summed
+
+
+def capacities_of(
+    specs: Sequence[TableSpec], job: CacheJob, max_bytes: int, max_rows: int | None = None
+) -> dict[str, int]:
+    """Divides the memory of the caches.
+
+    Args:
+        specs: The cached tables.
+        job: What the caches share.
+        max_bytes: Memory of all of them.
+        max_rows: Largest number of copies of a table; None for any.
+
+    Returns:
+        For each table the number of its copies, at least 1.
+    """
+    row_bytes = {spec.name: CachedTable.bytes_per_row(spec, job) for spec in specs}
+    most = {spec.name: min(spec.max_ids or math.inf, max_rows or math.inf) for spec in specs}
+    capacities, left = {}, max_bytes
+    by_need = sorted(specs, key=lambda spec: most[spec.name] * row_bytes[spec.name])
+    for num_left, spec in zip(range(len(specs), 0, -1), by_need, strict=True):
+        fitting = left // num_left // row_bytes[spec.name]
+        capacities[spec.name] = capacity = max(1, int(min(fitting, most[spec.name])))
+        left -= capacity * row_bytes[spec.name]
+    return {spec.name: capacities[spec.name] for spec in specs}

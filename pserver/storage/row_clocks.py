@@ -1,0 +1,61 @@
+"""RowClocks: for each row of a store how much it changed since the clocks were made."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_sparse.core.columns import Column
+from fleet_sparse.core.kernels_clocks import advance_clocks, read_clocks
+
+from .column_array import ColumnArray
+from .virtual_memory import ReservedMemory
+
+_CLOCK = Column("clock", np.dtype("<u4"))  # in memory only: snapshots have no clocks
+
+
+class RowClocks:
+    """Clocks of 32 bits, which wrap. A new row has 0.
+
+    Only the thread that owns the store uses them.
+
+    Args:
+        num_rows: Number of rows that there are.
+        max_rows: Largest number of rows.
+        huge_pages: Ask the system for 2 MB pages once there are many.
+
+    Attributes:
+        max_rows: Number of rows that fit.
+    """
+
+    def __init__(self, num_rows: int, max_rows: int, *, huge_pages: bool) -> None:
+        self._column = ColumnArray(_CLOCK, max_rows, huge_pages=huge_pages)
+        self._column.use(num_rows)
+        self.max_rows = self._column.max_rows
+
+    @property
+    def memory(self) -> ReservedMemory:
+        """Where they are."""
+        return self._column.memory
+
+    def read(self, row_indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Returns the clock of each row, 0 where the row index is negative; both are `(n,)`."""
+        clocks = np.empty(len(row_indices), np.uint32)
+        read_clocks(self._column.elements, row_indices, clocks)
+        return clocks
+
+    def advance(self, row_indices: NDArray[np.int64], amounts: NDArray[np.uint32]) -> None:
+        """Adds an amount to the clock of each row; both are `(n,)`."""
+        advance_clocks(self._column.elements, row_indices, amounts)
+
+    def grow(self, num_before: int, num_rows: int) -> None:
+        """Adds rows `[num_before, num_rows)`."""
+        self._column.fill(num_before, num_rows)
+
+    def remove(self, num_left: int, targets: NDArray[np.int64]) -> None:
+        """Moves clocks with their rows, as `kernels_bitmap.plan_moves` planned."""
+        self._column.remove(num_left, targets)
+
+    def close(self) -> None:
+        """Frees the memory."""
+        self._column.close()

@@ -1,0 +1,176 @@
+"""Programs with `max_row_lag`, `max_row_drift` and `row_cache`: what is refused, and jobs of one worker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+import pytest
+
+import fleet_sparse
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.row_bound import RowBound
+from fleet_sparse.errors import PlanError
+from fleet_sparse.plugin.active_session import active
+from fleet_sparse.plugin.static.minimize import minimize
+from fleet_sparse.plugin.strategy import read_strategy
+from support.programs import flagged, ids_input, linear, start, weight
+
+
+@pytest.fixture(autouse=True)
+def roles(plugin):
+    fleet.init()
+
+
+def strategy_of(*, is_async=True, k_steps=0, **fields):
+    made = fleet_sparse.PserverStrategy(**fields)
+    made.a_sync = is_async
+    if k_steps:
+        made.a_sync_configs = {"k_steps": k_steps}
+    return made
+
+
+def minimize_for(num_workers, optimizer=None, **fields):
+    loss = paddle.mean(linear(flagged(ids_input(), value=0.0)))
+    optimizer = optimizer or paddle.optimizer.SGD(1.0)
+    strategy = strategy_of(**fields)
+    minimize(active(), loss, optimizer, strategy, None, None, num_pserver_processes=2, num_workers=num_workers)
+    return active().catalog
+
+
+def test_bound_without_options_has_the_default_cache():
+    read = read_strategy(strategy_of(max_row_lag=100))
+    assert read.mode == Mode(ASYNC, row_bound=RowBound(100, 0.25))
+    assert read.row_cache == fleet_sparse.RowCache()
+    read = read_strategy(strategy_of(is_async=False, max_row_drift=0.02))
+    assert read.mode == Mode(SYNC, row_bound=RowBound(drift=0.02))
+
+
+@pytest.mark.guarantee("H5")
+def test_lag_of_zero_is_no_cache():
+    read = read_strategy(strategy_of(max_row_lag=0, row_cache=fleet_sparse.RowCache()))
+    assert (read.mode, read.row_cache) == (Mode(ASYNC), None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"max_row_lag": 1, "max_row_drift": 0.1}, "max_row_lag"),
+        ({"max_row_lag": -1}, "max_row_lag"),
+        ({"max_row_lag": 2.5}, "max_row_lag"),
+        ({"max_row_lag": True}, "max_row_lag"),
+        ({"max_row_drift": 0.0}, "max_row_drift"),
+        ({"max_row_drift": float("inf")}, "max_row_drift"),
+        ({"max_row_drift": "much"}, "max_row_drift"),
+        ({"max_row_lag": 5, "max_row_lag_share": 0}, "share"),
+        ({"max_row_lag": 5, "max_row_lag_share": 1.5}, "share"),
+        ({"max_row_lag": 5, "max_row_lag_share": "all"}, "max_row_lag"),
+        ({"max_row_lag": 5, "k_steps": 4}, "k_steps"),
+        ({"max_row_drift": 0.1, "row_cache": fleet_sparse.RowCache(hold_back=3)}, "hold_back"),
+        ({"row_cache": fleet_sparse.RowCache()}, "max_row_drift"),
+    ],
+)
+def test_bound_that_has_no_meaning_is_refused(fields, name):
+    with pytest.raises(PlanError, match=name):
+        read_strategy(strategy_of(**fields))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_bytes": 0},
+        {"max_bytes": 1.5},
+        {"max_rows": 0},
+        {"hold_back": -1},
+        {"merge": "max"},
+        {"policy": "fifo"},
+        {"admit": "none"},
+        {"policy": "lru"},  # counts no uses, which "estimate" compares
+    ],
+)
+def test_option_of_a_cache_that_has_no_meaning_is_refused(options):
+    with pytest.raises(PlanError, match=next(iter(options))):
+        fleet_sparse.RowCache(**options)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_async"),
+    [
+        (lambda: fleet_sparse.PserverOptimizer("ftrl", 0.1), True),
+        (lambda: paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)), False),
+    ],
+    ids=["rule without merge", "norm of a merged step"],
+)
+def test_updates_that_cannot_be_held_back_are_not(optimizer, is_async):
+    catalog = minimize_for(2, optimizer(), is_async=is_async, max_row_lag=100)
+    assert catalog.row_cache == fleet_sparse.RowCache(hold_back=0)
+    with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()), pytest.raises(PlanError):
+        minimize_for(2, optimizer(), is_async=is_async, max_row_lag=100, row_cache=fleet_sparse.RowCache(hold_back=3))
+
+
+def test_one_worker_holds_updates_of_every_rule():
+    catalog = minimize_for(1, fleet_sparse.PserverOptimizer("ftrl", 0.1), max_row_lag=100)
+    assert catalog.row_cache == fleet_sparse.RowCache()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_that_travel_rounded_are_not_cached(monkeypatch, dtype):
+    monkeypatch.setattr(active(), "settings", replace(active().settings, rows_dtype=dtype))
+    with pytest.raises(PlanError, match="FLEET_SPARSE_ROWS_DTYPE"):
+        minimize_for(2, max_row_lag=100)
+
+
+def test_cache_that_is_larger_than_free_memory_is_refused():
+    with pytest.raises(PlanError, match="max_bytes"):
+        minimize_for(2, max_row_lag=100, row_cache=fleet_sparse.RowCache(max_bytes=1 << 60))
+
+
+@pytest.mark.parametrize("optimizer", [paddle.optimizer.SGD, paddle.optimizer.Adam], ids=["sgd", "adam"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.guarantee("H4")
+def test_one_worker_trains_as_without_a_cache_bit_by_bit(tmp_path, monkeypatch, optimizer, is_async):
+    monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
+    results = []
+    for fields in ({}, {"max_row_lag": 10, "row_cache": fleet_sparse.RowCache(max_rows=8)}):
+        fleet_sparse.uninstall()  # one process has one mode
+        fleet_sparse.install()
+        fleet.init()
+        scope, guard = (
+            paddle.static.Scope(),
+            paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()),
+        )
+        with guard, paddle.static.scope_guard(scope):
+            rng = np.random.default_rng(0)
+            loss = paddle.mean(linear(flagged(ids_input(), value=None)) ** 2)
+            arguments = {"lazy_mode": True} if optimizer is paddle.optimizer.Adam else {}
+            strategy = strategy_of(is_async=is_async, **fields)
+            fleet.distributed_optimizer(optimizer(0.1, **arguments), strategy).minimize(loss)
+            executor = start()
+            losses = []
+            for step in range(80):
+                losses += executor.run(feed={"ids": rng.integers(0, 30, 6)}, fetch_list=[loss])
+                if step == 20:
+                    fleet.save_persistables(executor, f"model{len(fields)}")
+                elif step == 40:
+                    fleet.load_model(f"model{len(fields)}", 0)
+                elif step == 60:
+                    assert fleet_sparse.shrink(min_norm=0.5)[0].num_removed > 0
+            results.append(([loss.tobytes() for loss in losses], weight().tobytes()))
+            stats = fleet_sparse.stats()["row_cache"]
+            assert list(stats) == (["emb"] if fields else [])
+            assert all(each["hits"] > 0 and each["left"] > 0 for each in stats.values())
+            fleet.stop_worker()
+    assert results[0] == results[1]
+
+
+def test_scheduled_save_that_would_miss_updates_is_refused(monkeypatch):
+    minimize_for(1, is_async=False, max_row_lag=100)
+    start()
+    connection = active().connection("test")
+    monkeypatch.setattr(type(connection.training), "holds_back", True)  # as in a job of several workers
+    with pytest.raises(PlanError, match="seconds"):
+        fleet_sparse.save_every("model", seconds=1.0)
+    fleet_sparse.save_every("model", steps=10)
+    fleet.stop_worker()

@@ -1,0 +1,412 @@
+"""RowCaches in jobs of real clients and shards in this process, in which rows count the updates that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, SECOND
+from fleet_sparse.core.initializer import constant, uniform
+from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
+from fleet_sparse.core.row_bound import RowBound, steps_off_lease
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import PushRefused
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.rows.cached_table import CachedTable, CacheJob
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
+from fleet_sparse.worker.rows.row_caches import RowCaches, capacities_of, is_cached
+from support.in_process import EmbeddedCluster, InProcessCluster
+from support.threads import in_threads
+
+NUM_IDS = 20
+EVERYTHING = np.arange(NUM_IDS)
+LOOSE = RowBound(lag=30)
+KINDS = ["sync", "async", "lag"]
+
+
+def mode_of(kind: str, bound: RowBound | None) -> Mode:
+    if kind == "sync":
+        return Mode(SYNC, SUM, row_bound=bound)
+    return Mode(ASYNC, max_step_lag=1 if kind == "lag" else None, row_bound=bound)
+
+
+class Worker:
+    """A worker that trains the tables of `specs`; without a `bound` it has no cache."""
+
+    def __init__(
+        self,
+        cluster: InProcessCluster,
+        index: int,
+        num_workers: int,
+        specs: Sequence[TableSpec],
+        mode: Mode,
+        *,
+        max_rows: int = NUM_IDS,
+        admission: Any = ALL,
+        max_held: int | None = None,
+    ) -> None:
+        self.client = cluster.worker(index, num_workers, mode)
+        self.channel = cluster.channel
+        self.deduplicator = Deduplicator(cluster.placement)
+        self.caches: RowCaches | None = None
+        if mode.row_bound is not None:
+            off_lease = steps_off_lease(mode.max_step_lag) if mode.is_step_synchronized else None
+            job = CacheJob(mode.row_bound, num_workers, off_lease, AGED_LFU, admission, max_held)
+            tables = {spec.name: spec for spec in specs}
+            self.caches = RowCaches(self.client, self.deduplicator, job, tables, max_bytes=1 << 20, max_rows=max_rows)
+        self.training = PserverTraining(self.client, self.deduplicator, mode, num_workers, caches=self.caches)
+
+    def batch(self, spec: TableSpec, ids: NDArray[np.int64]) -> RowBatch:
+        unique, _ = self.deduplicator.unique([ids], spec.salt)
+        return RowBatch(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32))
+
+    def read(self, spec: TableSpec, ids: NDArray[np.int64]) -> RowBatch:
+        """Looks up the rows of a step."""
+        batch = self.batch(spec, ids)
+        self.training.prefetch([batch])
+        return batch
+
+    def update(self, batch: RowBatch, grads: NDArray[np.float32], rate: float = 1.0) -> None:
+        self.training.update([batch._replace(values=grads, learning_rate=rate)], [], 1.0)
+
+    def evaluate(self, spec: TableSpec, ids: NDArray[np.int64] = EVERYTHING) -> NDArray[np.float32]:
+        """Rows in the order of the ids, as an evaluation reads them."""
+        unique, (places,) = self.deduplicator.unique([ids], spec.salt)
+        batch = RowBatch(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32))
+        self.training.pull([batch])
+        return batch.values[places]
+
+
+class CountingJob:
+    """A job in which an update of worker j adds 1 to value j of a row."""
+
+    def __init__(
+        self, cluster: InProcessCluster, kind: str, bound: RowBound | None, num_workers: int, seed: int, **options: Any
+    ) -> None:
+        self.kind, self.bound, self.num_workers = kind, bound, num_workers
+        self.spec = TableSpec(name=f"counts{num_workers}", dim=num_workers, rule="sgd", initializer=constant(0.0))
+        mode = mode_of(kind, bound)
+        for number in range(len(cluster.shards)):
+            cluster.run(number, partial(cluster.shards[number].add_table, self.spec))
+        self.workers = [
+            Worker(cluster, index, num_workers, [self.spec], mode, **options) for index in range(num_workers)
+        ]
+        self.num_made = np.zeros((NUM_IDS, num_workers), np.int64)
+        self.rng = np.random.default_rng(seed)
+        weights = 1.0 / np.arange(1, NUM_IDS + 1)
+        self.weights = weights / weights.sum()
+
+    def read(self, worker: int) -> RowBatch:
+        """Reads a batch and checks what its rows lack."""
+        ids = self.rng.choice(NUM_IDS, self.rng.integers(0, 9), replace=False, p=self.weights).astype(np.int64)
+        batch = self.workers[worker].read(self.spec, ids)
+        made, rows = self.num_made[batch.unique.ids], batch.values
+        np.testing.assert_array_equal(rows[:, worker], made[:, worker])
+        num_lacked = (made - rows).sum(axis=1)
+        most = 0 if self.bound is None or self.bound.lag is None else self.bound.lag
+        assert (num_lacked <= most).all()
+        if self.bound is not None and self.bound.share is not None:
+            assert (num_lacked <= self.bound.share * made.sum(axis=1)).all()
+        return batch
+
+    def update(self, worker: int, batch: RowBatch) -> None:
+        grads = np.zeros(batch.values.shape, np.float32)
+        grads[:, worker] = -1
+        self.workers[worker].update(batch, grads)
+        if self.kind != "sync":  # what is on its way is not made yet; in sync it counts in the next step
+            self.workers[worker].client.flush()
+        self.num_made[batch.unique.ids, worker] += 1
+
+    def step(self) -> None:
+        """All workers read, then all update."""
+        batches = [self.read(worker) for worker in range(self.num_workers)]
+        for worker, batch in enumerate(batches):
+            self.update(worker, batch)
+
+    def meet(self) -> None:
+        """All workers are at a barrier."""
+        in_threads(*(partial(worker.training.drain, leaves=True) for worker in self.workers))
+
+    @property
+    def num_held(self) -> int:
+        return sum(worker.caches.num_held for worker in self.workers if worker.caches is not None)
+
+
+@contextmanager
+def cluster_of(num_shards: int, *, is_embedded: bool = False) -> Iterator[InProcessCluster]:
+    cluster = (EmbeddedCluster if is_embedded else InProcessCluster)(num_shards)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+BOUNDS = st.builds(RowBound, st.integers(1, 60), st.none() | st.sampled_from([0.25, 0.5]))
+
+
+@pytest.mark.guarantee("H1")
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(BOUNDS, st.integers(2, 4), st.integers(1, 3), st.integers(1, 24), st.booleans(), st.integers(0, 2**32))
+def test_a_row_lacks_at_most_the_bound(
+    kind: str, bound: RowBound, num_workers: int, num_shards: int, max_rows: int, is_embedded: bool, seed: int
+) -> None:
+    with cluster_of(num_shards, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, kind, bound, num_workers, seed, max_rows=max_rows)
+        for _ in range(3):
+            for _ in range(12):
+                job.step()
+            job.meet()
+            assert job.num_held == 0
+            np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H1")
+def test_workers_of_an_async_job_run_at_their_own_speed() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", RowBound(lag=40, share=0.5), 3, 5, max_rows=12, admission=SECOND)
+        begun: list[RowBatch | None] = [None] * 3
+        for _ in range(600):
+            worker = int(job.rng.choice(3, p=[0.6, 0.3, 0.1]))
+            batch = begun[worker]
+            if batch is None:
+                begun[worker] = job.read(worker)
+            else:
+                job.update(worker, batch)
+                begun[worker] = None
+        assert job.num_held > 0
+
+
+@pytest.mark.guarantee("H2")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_off_by_at_most_the_drift(kind: str) -> None:
+    drift, dim = 0.5, 3
+    spec = TableSpec(name="C1", dim=dim, rule="sgd", initializer=constant(0.0))
+    rng = np.random.default_rng(1)
+    with cluster_of(2) as cluster:
+        for number in range(2):
+            cluster.run(number, partial(cluster.shards[number].add_table, spec))
+        mode = mode_of(kind, RowBound(drift=drift))
+        workers = [Worker(cluster, index, 3, [spec], mode, max_rows=12) for index in range(3)]
+        moved = np.zeros((3, NUM_IDS, dim))
+        for _ in range(60):
+            batches = []
+            for worker in workers:
+                batch = worker.read(spec, rng.choice(NUM_IDS, 6, replace=False).astype(np.int64))
+                lacked = moved[:, batch.unique.ids].sum(axis=0) - batch.values
+                assert np.abs(lacked).max() <= drift * (1 + 1e-3)
+                batches.append(batch)
+            for index, (worker, batch) in enumerate(zip(workers, batches, strict=True)):
+                grads = rng.normal(0, 0.03, batch.values.shape).astype(np.float32)
+                worker.update(batch, grads)
+                if kind != "sync":
+                    worker.client.flush()
+                moved[index, batch.unique.ids] -= grads
+        assert any(worker.caches is not None and worker.caches.num_held for worker in workers)
+        in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
+        np.testing.assert_allclose(workers[0].evaluate(spec), moved.sum(axis=0), atol=1e-3)
+
+
+@pytest.mark.guarantee("H4")
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam", "momentum", "ftrl"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("is_embedded", [False, True], ids=["frames", "embedded"])
+def test_one_worker_with_a_cache_is_as_without_bit_by_bit(rule: str, kind: str, is_embedded: bool) -> None:
+    spec = TableSpec(name="C1", dim=5, rule=rule, initializer=uniform(-0.5, 0.5), seed=3)
+    rows: dict[bool, list[Any]] = {}
+    for has_cache in (False, True):
+        rng = np.random.default_rng(0)
+        rows[has_cache] = seen = []
+        with cluster_of(2, is_embedded=is_embedded) as cluster:
+            for number in range(2):
+                cluster.run(number, partial(cluster.shards[number].add_table, spec))
+            mode = mode_of(kind, RowBound(lag=1) if has_cache else None)
+            worker = Worker(cluster, 0, 1, [spec], mode, max_rows=8, admission=ESTIMATE)
+            for number in range(60):
+                batch = worker.read(spec, rng.choice(NUM_IDS, 6, replace=False).astype(np.int64))
+                seen.append(batch.values.copy())
+                worker.update(batch, rng.normal(0, 1, batch.values.shape).astype(np.float32), 0.05)
+                if number % 20 == 19:
+                    seen.append(worker.evaluate(spec))
+            if worker.caches is not None:
+                assert worker.caches.num_held > 0
+            worker.training.drain(leaves=True)
+            seen.append(worker.evaluate(spec))
+    for ours, theirs in zip(rows[True], rows[False], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.guarantee("H6")
+def test_two_sync_runs_with_caches_are_equal_bit_by_bit() -> None:
+    spec = TableSpec(name="C1", dim=5, rule="adagrad", initializer=uniform(-0.5, 0.5), seed=3)
+    runs: list[list[Any]] = []
+    for _ in range(2):
+        rng, seen = np.random.default_rng(0), []
+        with cluster_of(2) as cluster:
+            for number in range(2):
+                cluster.run(number, partial(cluster.shards[number].add_table, spec))
+            mode = mode_of("sync", RowBound(lag=20))
+            workers = [Worker(cluster, index, 3, [spec], mode, max_rows=12) for index in range(3)]
+            for _ in range(40):
+                batches = [w.read(spec, rng.choice(NUM_IDS, 6, replace=False).astype(np.int64)) for w in workers]
+                grads = [rng.normal(0, 1, batch.values.shape).astype(np.float32) for batch in batches]
+                order = [int(each) for each in np.random.default_rng().permutation(3)]
+                for index in order:  # whichever worker is faster
+                    workers[index].update(batches[index], grads[index], 0.05)
+                seen += [batch.values.copy() for batch in batches]
+            in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
+            seen.append(workers[0].evaluate(spec))
+        runs.append(seen)
+    for first, second in zip(*runs, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.guarantee("H10")
+def test_an_evaluation_changes_no_cache() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(20):
+            job.step()
+        worker = job.workers[0]
+        assert worker.caches is not None
+        before = worker.caches.stats()
+        rows = worker.evaluate(job.spec)
+        assert worker.caches.stats() == before
+        np.testing.assert_array_equal(rows[:, 0], job.num_made[:, 0])
+
+
+@pytest.mark.guarantee("H8")
+def test_an_async_save_has_what_was_held() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(20):
+            job.step()
+        assert job.num_held > 0
+        with job.workers[0].training.quiesce(10.0), job.workers[1].training.quiesce(10.0):
+            assert job.num_held == 0
+        plain = Worker(cluster, 0, 1, [job.spec], Mode())
+        np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H9")
+def test_a_dead_worker_loses_only_what_it_held() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(25):
+            job.step()
+        survivor, dead = job.workers
+        held = dead.evaluate(job.spec)[:, 1] - survivor.evaluate(job.spec)[:, 1]
+        assert held.any()
+        dead.client.abandon()
+        found = survivor.evaluate(job.spec)
+        np.testing.assert_array_equal(found[:, 0], job.num_made[:, 0])
+        np.testing.assert_array_equal(found[:, 1], job.num_made[:, 1] - held)
+
+
+@pytest.mark.guarantee("H11")
+def test_tables_that_were_replaced_empty_the_caches() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(10):
+            job.step()
+        job.meet()
+        for worker in job.workers:
+            worker.training.note_states([], are_replaced=True)
+            assert worker.caches is not None
+            assert [each.rows for each in worker.caches.stats().values()] == [0]
+
+
+def test_updates_that_are_not_held_back_go_as_gradients() -> None:
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "sync", LOOSE, 2, 3, max_held=0)
+        for _ in range(20):
+            job.step()
+            assert job.num_held == 0
+
+
+def test_a_gradient_that_is_not_finite_changes_no_copy() -> None:
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(5):
+            job.step()
+        worker = job.workers[0]
+        before = worker.evaluate(job.spec)
+        batch = worker.read(job.spec, EVERYTHING)
+        with pytest.raises(PushRefused):
+            worker.update(batch, np.full(batch.values.shape, np.nan, np.float32))
+        np.testing.assert_array_equal(worker.evaluate(job.spec), before)
+
+
+def test_a_batch_that_was_not_looked_up_is_trained() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(10):
+            job.step()
+        worker = job.workers[0]
+        batch = worker.batch(job.spec, EVERYTHING)
+        job.update(0, batch)
+        np.testing.assert_array_equal(worker.evaluate(job.spec)[:, 0], job.num_made[:, 0])
+
+
+def test_answers_may_come_in_several_frames() -> None:
+    spec = TableSpec(name="wide", dim=8000, rule="adagrad", initializer=uniform(-1.0, 1.0), seed=1)
+    with cluster_of(2) as cluster:
+        for number in range(2):
+            cluster.run(number, partial(cluster.shards[number].add_table, spec))
+        worker = Worker(cluster, 0, 2, [spec], mode_of("async", LOOSE), max_rows=NUM_IDS)
+        worker.client.max_frame_bytes = 150_000  # two rows with their states
+        expected = worker.evaluate(spec)
+        for _ in range(2):
+            batch = worker.read(spec, EVERYTHING)
+            np.testing.assert_array_equal(batch.values, expected[batch.unique.ids])
+            worker.update(batch, np.zeros(batch.values.shape, np.float32))
+
+
+def test_statistics_count_what_the_caches_did() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "sync", LOOSE, 2, 3)
+        for _ in range(30):
+            job.step()
+        caches = job.workers[0].caches
+        assert caches is not None
+        stats = caches.stats()[job.spec.name]
+        assert 0 < stats.rows <= NUM_IDS
+        assert stats.counters.hit > 0.8 * stats.counters.read
+        assert stats.counters.entered >= stats.rows
+        assert stats.held == caches.num_held > 0
+
+
+def test_tables_whose_pushes_carry_statistics_are_not_cached() -> None:
+    plain = TableSpec(name="C1", dim=4, rule="adagrad", initializer=constant(0.0))
+    assert is_cached(plain)
+    assert not is_cached(TableSpec(name="C1", dim=4, rule="adagrad", initializer=constant(0.0), has_show_click=True))
+    assert not is_cached(TableSpec(name="C1", dim=4, rule="read_only", initializer=constant(0.0)))
+
+
+def test_memory_that_small_tables_do_not_need_is_for_the_others() -> None:
+    job = CacheJob(LOOSE, 2, 0)
+    small = TableSpec(name="small", dim=4, rule="sgd", initializer=constant(0.0), max_ids=10)
+    large = TableSpec(name="large", dim=4, rule="sgd", initializer=constant(0.0))
+    row_bytes = CachedTable.bytes_per_row(large, job)
+    assert capacities_of([large, small], job, 110 * row_bytes) == {"large": 100, "small": 10}
+    assert capacities_of([large, small], job, 110 * row_bytes, 20) == {"large": 20, "small": 10}
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
+def test_a_copy_takes_no_more_memory_than_promised(rule: str) -> None:
+    spec = TableSpec(name="C1", dim=4, rule=rule, initializer=constant(0.0))
+    for num_workers in (1, 2):
+        job = CacheJob(LOOSE, num_workers, 0)
+        for capacity in (1000, 1500, 4095, 4096):
+            table = CachedTable(spec, capacity, job)
+            assert table.num_bytes <= 1.05 * capacity * CachedTable.bytes_per_row(spec, job)
