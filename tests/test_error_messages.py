@@ -37,6 +37,7 @@ from fleet_sparse.errors import (
     FleetSparseError,
     Forbidden,
     InstallError,
+    LeaseLost,
     LogCorrupt,
     LogFull,
     PlanError,
@@ -75,6 +76,8 @@ from fleet_sparse.pserver.admin.membership import Membership, Registrant
 from fleet_sparse.pserver.admin.root import resolve_under
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.endpoints import DataEndpoints, check_free, choose
+from fleet_sparse.pserver.lease.directory import DirectoryCoordinator
+from fleet_sparse.pserver.lease.lease import take_lease
 from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.pserver.read_only import content as read_only_content
 from fleet_sparse.pserver.read_only.service import ReadOnlyService
@@ -1134,7 +1137,36 @@ def _cluster(_: Path) -> None:
             pulled(cluster, client, cluster.table, [1])
 
 
-# Logs
+# Leases and logs
+
+
+@entry(
+    LeaseLost,
+    "shard-0-of-1: this process could not renew its lease, generation 3, for 10 s (FLEET_SPARSE_LEASE_S): it was "
+    "suspended, or FLEET_SPARSE_COORDINATOR was out of reach. Another pserver may answer for the shard now; this one "
+    "answers nothing",
+)
+def _lost_lease(where: Path) -> None:
+    lease = take_lease(DirectoryCoordinator(where, "a job"), "shard-0-of-1", 10.0, job="a job", after=2)
+    lease.lose()
+    try:
+        lease.check()
+    finally:
+        lease.release()
+
+
+@entry(
+    LeaseLost,
+    "log '<dir>': a pserver with generation 5 writes it, this one has 4. Give all pservers of a shard the same "
+    "FLEET_SPARSE_COORDINATOR",
+)
+def _later_writer(where: Path) -> None:
+    former = small_writer(where, generation=4)
+    small_writer(where, generation=5).close()
+    try:
+        former.begin_segment()
+    finally:
+        former.close()
 
 
 @entry(

@@ -20,6 +20,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
 
 from ..endpoints import cannot_bind
+from ..lease.lease import Lease
 from ..permissions import check_call
 from ..throttled_log import ThrottledLog
 
@@ -86,6 +87,7 @@ class ControlPlane:
         service: Answers the calls, inside the event loop.
         settings: `heartbeat_s` and `worker_lost_s` are the interval and the deadline of heartbeats on connections.
         credentials: Credentials of this process.
+        lease: Lease of the shard, without which nothing is answered; None if there is none.
 
     Attributes:
         port: The port that was bound.
@@ -95,9 +97,15 @@ class ControlPlane:
     """
 
     def __init__(
-        self, address: str, service: CallService, settings: Settings, credentials: Credentials = NO_KEYS
+        self,
+        address: str,
+        service: CallService,
+        settings: Settings,
+        credentials: Credentials = NO_KEYS,
+        lease: Lease | None = None,
     ) -> None:
         self._service = service
+        self._lease = lease
         self._settings = settings
         self._credentials = credentials
         self._loop = asyncio.new_event_loop()
@@ -148,15 +156,20 @@ class ControlPlane:
             try:
                 request = _decoded(name, data)
                 check_call(self._credentials.role_of(context), name, request)
-                return await self._service.call(name, request)
+                answered: Message | Exception = await self._service.call(name, request)
             except Exception as error:
                 if not isinstance(error, FleetSparseError):
                     _log.exception("%s failed", name)
                 else:
                     _refusals.warning("%s refused: %s", name, error)
-                status = to_status(error)
+                answered = error
+            if self._lease is not None and self._lease.is_lost:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the pserver has lost its lease")
+            if isinstance(answered, Exception):
+                status = to_status(answered)
                 await context.abort(grpc.StatusCode[status.code], status.details, status.metadata)
-                raise  # abort has raised
+                raise answered  # abort has raised
+            return answered
 
         return handle
 

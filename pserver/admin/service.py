@@ -73,7 +73,7 @@ class Supervised(NamedTuple):
     """How a pserver was started that is started again when it dies."""
 
     is_restart: bool
-    """True if workers had registered with the pserver that was started before."""
+    """True if workers had registered with the pserver before, whose place this one takes."""
     has_recovered: bool
     """True if the snapshot that was loaded is the newest of the job."""
     on_job: Callable[[], None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import Message
 
 from ..engine.shard import Shard
+from ..lease.lease import Lease
 from .protocol import AnyShard
 from .requests import Traffic, answer, deferred_answers, forbid
 from .straight_path import StraightPath
@@ -69,6 +71,7 @@ class DataPlane:
         streams: Stream connections; closed with the data plane.
         zmq_host: Address of this machine to bind a ZeroMQ socket to, at a port that the system chooses; None for none.
         straight_path: As `Settings.straight_path`; a read-only shard has none.
+        lease: Lease of the shard, without which nothing is answered; None if there is none.
 
     Attributes:
         port: Port of the ZeroMQ socket; 0 if there is none.
@@ -88,8 +91,10 @@ class DataPlane:
         streams: Streams | None = None,
         zmq_host: str | None = None,
         straight_path: bool = Settings.straight_path,
+        lease: Lease | None = None,
     ) -> None:
         self._shard = shard
+        self._lease = lease
         self._straight_path: StraightPath | None = None
         if straight_path and isinstance(shard, Shard):
             self._straight_path = StraightPath(shard, max_frame_bytes)
@@ -212,6 +217,9 @@ class DataPlane:
             peer, message = request
             plain = None if self._straight_path is None else self._straight_path.answer(message)
             if plain is not None:
+                if self._lease is not None and time.monotonic() >= self._lease.valid_until:
+                    self._lose()
+                    return
                 traffic.bytes_received += plain.num_bytes_received
                 traffic.bytes_sent += plain.num_bytes_sent
                 peer.send_message(plain.message)
@@ -236,6 +244,9 @@ class DataPlane:
         if parts is None:
             return
         reply = answer(self._shard, parts, self._max_frame_bytes)
+        if self._lease is not None and time.monotonic() >= self._lease.valid_until:
+            self._lose()
+            return
         self.traffic.bytes_received += sum(map(len, parts))
         self.traffic.bytes_sent += sum(map(len, reply.parts))
         if reply.is_deferred:
@@ -252,6 +263,9 @@ class DataPlane:
                 return
             parts = [frame.buffer for frame in frames]
             reply = answer(self._shard, parts, self._max_frame_bytes)
+            if self._lease is not None and time.monotonic() >= self._lease.valid_until:
+                self._lose()
+                return
             traffic.bytes_received += sum(map(len, parts))
             traffic.bytes_sent += sum(map(len, reply.parts))
             if reply.is_deferred:
@@ -265,12 +279,21 @@ class DataPlane:
 
     def _send_deferred(self) -> None:
         for reply in deferred_answers(self._shard):
+            if self._lease is not None and time.monotonic() >= self._lease.valid_until:
+                self._lose()
+                return
             self.traffic.bytes_sent += sum(map(len, reply.parts))
             peer = self._peers.get(reply.client_id)
             if peer is not None:
                 peer.send(reply.parts)
             elif reply.client_id in self._zmq_peers:
                 self._send_message(self._zmq_peers[reply.client_id], reply.parts)
+
+    def _lose(self) -> None:
+        """The lease is lost: another pserver may have answered, so the reply that was made is not true any more."""
+        assert self._lease is not None
+        self._lease.lose()
+        self._stopping = True
 
     def _send_message(self, peer: zmq.Frame, parts: list[Buffer]) -> None:
         assert self._socket is not None

@@ -15,7 +15,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, ClientRole, TableState
 
-from ..net.shard_link import ClientIdentity, Registration, Resumption
+from ..net.shard_link import ClientIdentity, Registration, Resumption, is_older
 from .rpc import Rpc
 
 
@@ -76,7 +76,7 @@ class Registrar:
         """Registers a worker again with one pserver, which was started again.
 
         Raises:
-            ShardUnavailable: It is gone again, or did not answer within `timeout_s`.
+            ShardUnavailable: It is gone again, did not answer within `timeout_s`, or an older process of it answered.
             FleetSparseError: It refused the worker.
         """
         request = messages.RegisterRequest()
@@ -85,7 +85,15 @@ class Registrar:
         self._set_incarnations(request)
         request.resumption.CopyFrom(messages.Resumption(**resumption._asdict(), open_barriers=sorted(open_barriers)))
         reply = self._rpc.call(shard, "Register", request, timeout_s, patience_s=0.0)
-        registration = self.registrations[shard] = _registration_of(reply)
+        registration, known = _registration_of(reply), self.registrations[shard]
+        if is_older(registration.incarnation, known.incarnation):
+            raise ShardUnavailable(
+                f"{self._rpc.where(shard)}: an older process of the pserver answered (incarnation "
+                f"{registration.incarnation:016x}, before {known.incarnation:016x}). End it",
+                shard=shard,
+                endpoint=self._rpc.endpoint(shard),
+            )
+        self.registrations[shard] = registration
         return registration
 
     def visit(self, role: ClientRole) -> list[Registration]:

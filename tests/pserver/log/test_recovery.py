@@ -495,7 +495,7 @@ def crashed(shard: Shard, *, is_torn: bool) -> Shard:
     assert shard.log is not None
     source = shard.log.writer.directory
     directory = source.with_name(f"{source.name}x")
-    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("next.fsl"))
+    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("next-*.fsl"))
     if is_torn:
         reader = LogReader(directory)
         list(reader.records())
