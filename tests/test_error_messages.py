@@ -1137,6 +1137,17 @@ def _cluster(_: Path) -> None:
             pulled(cluster, client, cluster.table, [1])
 
 
+@entry(
+    ProtocolError,
+    "worker 0: another process has taken its place, and two snapshots were saved since. Start it again",
+)
+def _forgotten(where: Path) -> None:
+    held = HeldControl(where, shard=make_shard(only_registered=True))
+    request = registration(SGD)
+    request.incarnations.append(held.shard.incarnation)  # it has registered, and is not known any more
+    held.call(request)
+
+
 # Leases and logs
 
 
@@ -1167,17 +1178,6 @@ def _later_writer(where: Path) -> None:
         former.begin_segment()
     finally:
         former.close()
-
-
-@entry(
-    ProtocolError,
-    "worker 0: another process has taken its place, and two snapshots were saved since. Start it again",
-)
-def _forgotten(where: Path) -> None:
-    held = HeldControl(where, shard=make_shard(only_registered=True))
-    request = registration(SGD)
-    request.incarnations.append(held.shard.incarnation)  # it has registered, and is not known any more
-    held.call(request)
 
 
 @entry(
