@@ -232,9 +232,13 @@ def test_killed_pserver_with_a_log_changes_no_loss_by_a_bit(
 
 @pytest.mark.slow
 @pytest.mark.guarantee("W10")
-@pytest.mark.parametrize(("num_workers", "look_ahead"), [(2, ""), (2, "1"), (1, "")])
-def test_power_cut_with_a_log_changes_no_loss_by_a_bit(tmp_path: Path, num_workers: int, look_ahead: str) -> None:
-    variables = {"LOOK_AHEAD": look_ahead, "CLIP": "", "FLEET_SPARSE_LOG_SYNC_S": "1000"}
+@pytest.mark.parametrize(
+    ("num_workers", "look_ahead", "clip"), [(2, "", ""), (2, "1", ""), (1, "", ""), (2, "", "1"), (2, "1", "1")]
+)
+def test_power_cut_with_a_log_changes_no_loss_by_a_bit(
+    tmp_path: Path, num_workers: int, look_ahead: str, clip: str
+) -> None:
+    variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip, "FLEET_SPARSE_LOG_SYNC_S": "1000"}
     undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], num_workers, **variables)
     disturbed = losses_of_logged_job(tmp_path / "cut", [0, 1, 0], num_workers, loses_power=True, **variables)
     assert disturbed == undisturbed

@@ -8,7 +8,7 @@ from pathlib import Path
 from fleet_sparse.pserver.log.log_format import HEADER_BYTES, Kind, find_record, is_segment
 from fleet_sparse.pserver.log.log_reader import read_header
 
-_COMMITS = (Kind.APPLY, Kind.PREPARE, Kind.COMMIT)
+_COMMITS = (Kind.APPLY, Kind.PREPARE, Kind.COMMIT, Kind.REJOIN)
 _TORN_BYTES = 100
 
 
