@@ -92,12 +92,24 @@ def chaos(
 
 def _show(report: ChaosReport, took_s: float) -> None:
     table = Table(title=f"faults and recoveries in {took_s / 60:.1f} minutes")
-    for heading in ("mode", "faults", "steps", "reported lost", "recovery p50", "p99", "longest step"):
+    for heading in (
+        "mode",
+        "faults",
+        "steps",
+        "reported lost",
+        "recovery p50",
+        "p99",
+        "without back-off p50",
+        "p99",
+        "longest step",
+    ):
         table.add_column(heading, justify="left" if heading == "mode" else "right")
     for mode, kinds in report.num_faults.items():
-        middle, highest = _percentiles(report.recoveries_s[mode])
+        middle, highest = _percentiles([each.took_s for each in report.recoveries[mode]])
+        own_middle, own_highest = _percentiles([each.took_s - each.backoff_s for each in report.recoveries[mode]])
         longest = max(report.pauses_s[mode], default=0.0)
-        cells = f"{report.num_steps[mode]:,}", f"{report.num_reported[mode]:,}", f"{middle:.2f} s", f"{highest:.2f} s"
+        cells = [f"{report.num_steps[mode]:,}", f"{report.num_reported[mode]:,}", f"{middle:.2f} s", f"{highest:.2f} s"]
+        cells += f"{own_middle:.2f} s", f"{own_highest:.2f} s"
         table.add_row(mode, str(sum(kinds.values())), *cells, f"{longest:.2f} s")
     console.print(table)
     kinds_table = Table(title="kinds of faults")
@@ -131,6 +143,10 @@ def _percentiles(values: list[float]) -> tuple[float, float]:
     return of_100[49], of_100[98]
 
 
+def _summary(values: list[float]) -> dict[str, float]:
+    return dict(zip(("p50", "p99"), _percentiles(values), strict=True))
+
+
 def _as_json(plan: ChaosPlan, report: ChaosReport) -> dict[str, Any]:
     return {
         "durability": plan.durability,
@@ -140,7 +156,10 @@ def _as_json(plan: ChaosPlan, report: ChaosReport) -> dict[str, Any]:
                 "num_faults": {kind.name: count for kind, count in kinds.items()},
                 "num_steps": report.num_steps[mode],
                 "num_reported_lost": report.num_reported[mode],
-                "recovery_s": dict(zip(("p50", "p99"), _percentiles(report.recoveries_s[mode]), strict=True)),
+                "recovery_s": _summary([each.took_s for each in report.recoveries[mode]]),
+                "recovery_without_backoff_s": _summary(
+                    [each.took_s - each.backoff_s for each in report.recoveries[mode]]
+                ),
                 "longest_step_s": max(report.pauses_s[mode], default=0.0),
             }
             for mode, kinds in report.num_faults.items()

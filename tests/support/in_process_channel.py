@@ -76,6 +76,9 @@ class InProcessChannel:
     def withdraw(self, shard: int) -> None:
         """As `Channel`: no column is placed."""
 
+    def watch_losses(self, on_lost: Callable[[int], None]) -> None:
+        """As `Channel`."""
+
     def wake(self) -> None:
         """As `Channel`."""
         self._wakes.put(None)

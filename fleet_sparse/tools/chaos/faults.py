@@ -15,6 +15,7 @@ class FaultKind(StrEnum):
     kill_all = "all pservers killed"
     delay = "pserver suspended for less than a second"
     suspend = "pserver suspended for seconds"
+    connections = "all connections of a pserver cut"
     power = "power cut: half of the log that was not synced is lost"
     torn = "torn record at the end of the log"
 

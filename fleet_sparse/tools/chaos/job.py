@@ -16,6 +16,7 @@ from typing import NamedTuple
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import child_environment
 
+from .connection_cut import cut_connections
 from .faults import Fault, FaultKind
 from .power_cut import cut, last_segment, tear, trailing_commits
 
@@ -24,6 +25,7 @@ STEPS_BYTES = 8
 START_S, END_S = 120.0, 120.0
 _LEAST_COMMITS = 4  # of a power cut
 _POLL_S = 0.01
+_BACKOFF = re.compile(r"is started again in (\d+\.\d) s")
 _LOST = re.compile(r"shard (\d) at .*: (\d+) of \d+ pushes of this worker are lost")
 
 
@@ -32,6 +34,15 @@ class ProcessUse(NamedTuple):
 
     rss_bytes: int
     num_files: int
+
+
+class Recovery(NamedTuple):
+    """How long the workers of the job waited for a fault."""
+
+    took_s: float
+    """Seconds until all workers trained again, without those that a pserver was suspended."""
+    backoff_s: float
+    """Seconds of them for which supervisors waited on purpose, because pservers had been started again before."""
 
 
 class Counted(NamedTuple):
@@ -72,8 +83,8 @@ class ChaosJob:
         path = self._directory / f"steps{worker}"
         return int.from_bytes(path.read_bytes(), "little") if path.exists() else 0
 
-    def inflict(self, fault: Fault) -> float:
-        """Carries out a fault and waits until all workers train again; returns the seconds that it took.
+    def inflict(self, fault: Fault) -> Recovery:
+        """Carries out a fault and waits until all workers train again.
 
         Raises:
             FleetSparseError: They do not train in time, or the job ended.
@@ -82,6 +93,7 @@ class ChaosJob:
         shards = range(NUM_PSERVERS) if fault.kind is FaultKind.kill_all else [fault.shard]
         if fault.kind is FaultKind.power:
             self._wait_for_commits(fault.shard)
+        before = [len(self._backoffs_s(shard)) for shard in range(NUM_PSERVERS)]
         begun_at = time.monotonic()
         if fault.kind in (FaultKind.delay, FaultKind.suspend):
             pid = self._pserver(fault.shard)
@@ -92,6 +104,8 @@ class ChaosJob:
         elif fault.kind in (FaultKind.kill, FaultKind.kill_all):
             for shard in shards:
                 os.kill(self._pserver(shard), signal.SIGKILL)
+        elif fault.kind is FaultKind.connections:
+            cut_connections(self._pserver(fault.shard))
         else:
             with self._dead(fault.shard) as segment:
                 cut(segment) if fault.kind is FaultKind.power else tear(segment)
@@ -101,7 +115,8 @@ class ChaosJob:
             self._recovery_s,
             f"a step after: {fault.kind}",
         )
-        return time.monotonic() - begun_at - fault.lasts_s
+        took_s = time.monotonic() - begun_at - fault.lasts_s
+        return Recovery(took_s, max(sum(self._backoffs_s(shard)[count:]) for shard, count in enumerate(before)))
 
     def finish(self) -> list[Counted]:
         """Ends the training; returns what each worker counted.
@@ -159,6 +174,10 @@ class ChaosJob:
             yield last_segment(self._directory, shard)
         finally:
             os.kill(supervisor, signal.SIGCONT)
+
+    def _backoffs_s(self, shard: int) -> list[float]:
+        """Pauses before each restart of a pserver."""
+        return [float(pause) for pause in _BACKOFF.findall(self._log(f"serverlog.{shard}"))]
 
     def _pserver(self, shard: int) -> int:
         return int(re.findall(r"starts: pid (\d+)", self._log(f"serverlog.{shard}"))[-1])

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from .faults import Fault, FaultKind, faults
-from .job import NUM_PSERVERS, ChaosJob, Counted, ProcessUse, chaos_job
+from .faults import WITH_LOG, Fault, FaultKind, faults
+from .job import NUM_PSERVERS, ChaosJob, Counted, ProcessUse, Recovery, chaos_job
 
 MODES = ("async", "lag", "geo", "sync")
 LOG, SNAPSHOT = "log", "snapshot"
 DURABILITIES = (LOG, SNAPSHOT)
-_WITHOUT_LOG = (FaultKind.kill, FaultKind.kill_all, FaultKind.delay, FaultKind.suspend)
+_WITHOUT_LOG = tuple(kind for kind in FaultKind if kind not in WITH_LOG)
 _RECOVERY_S = 60.0
 _K_STEPS = {"geo": 2}
 
@@ -47,8 +47,7 @@ class ChaosReport:
 
     Attributes:
         num_faults: By mode and kind, number of faults that the job recovered from.
-        recoveries_s: By mode, seconds from each fault until all workers trained again, without those that a pserver was
-            suspended.
+        recoveries: By mode, how long the workers waited for each fault.
         pauses_s: By mode, durations of the steps that took more than a quarter of a second.
         num_steps: By mode, number of steps of all workers.
         num_reported: By mode, number of pushes that workers reported as lost.
@@ -57,7 +56,7 @@ class ChaosReport:
     """
 
     num_faults: dict[str, Counter[FaultKind]] = field(default_factory=dict)
-    recoveries_s: dict[str, list[float]] = field(default_factory=dict)
+    recoveries: dict[str, list[Recovery]] = field(default_factory=dict)
     pauses_s: dict[str, list[float]] = field(default_factory=dict)
     num_steps: Counter[str] = field(default_factory=Counter)
     num_reported: Counter[str] = field(default_factory=Counter)
@@ -112,7 +111,7 @@ def _disturb(job: ChaosJob, mode: str, plan: ChaosPlan, seed: int, report: Chaos
     kinds = plan.kinds if plan.durability == LOG else [kind for kind in plan.kinds if kind in _WITHOUT_LOG]
     for fault in islice(faults(seed, kinds, NUM_PSERVERS), plan.faults_per_job):
         on_fault(mode, fault)
-        report.recoveries_s.setdefault(mode, []).append(job.inflict(fault))
+        report.recoveries.setdefault(mode, []).append(job.inflict(fault))
         report.num_faults.setdefault(mode, Counter())[fault.kind] += 1
     after = job.use()
     report.use = {name: (before[name], after[name]) for name in before}

@@ -58,6 +58,13 @@ class Channel(Protocol):
         """Moves a message that has arrived in part out of the memory where its columns were placed."""
         ...
 
+    def watch_losses(self, on_lost: Callable[[int], None]) -> None:
+        """Sets the function to call inside `receive` or `send` with the shard of a connection that is lost.
+
+        ZeroMQ does not report that.
+        """
+        ...
+
     def wake(self) -> None:
         """Makes the running, or else the next, `receive` return.
 

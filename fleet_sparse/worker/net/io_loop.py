@@ -107,6 +107,7 @@ class IoLoop:
         self._io_lock = threading.Lock()  # guards the links, the channel but for `wake`, and all below
         self._counts_steps = False  # true once a request had a step number
         self._flushes: list[Call] = []
+        channel.watch_losses(self._note_lost)
         self._thread = threading.Thread(target=self._run, name="fleet_sparse client", daemon=True)
         self._thread.start()
 
@@ -238,6 +239,9 @@ class IoLoop:
         self._observations.append(observation)
         self.wake()
         self._roused.put(None)
+
+    def _note_lost(self, shard: int) -> None:
+        self._observe(self.links[shard].lose_connection)
 
     def wake(self) -> None:
         """Ends a running wait for messages early. Safe from any thread and from a signal handler."""

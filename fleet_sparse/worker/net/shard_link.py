@@ -411,6 +411,10 @@ class ShardLink:
         """True if no outstanding request waits for more than an ack. Any thread may read it."""
         return all(request.op is Op.PUSH for request in tuple(self.outstanding.values()))
 
+    def lose_connection(self) -> None:
+        """The connection is lost, and with it every reply that the shard deferred: sends those requests again now."""
+        self._resend(request for request in self.outstanding.values() if request.waited_at >= request.sent_at)
+
     def _make_header(self) -> LinkHeader:
         registration = self._registration
         return LinkHeader(

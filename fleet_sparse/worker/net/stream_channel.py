@@ -175,6 +175,11 @@ class StreamChannel:
         """As `Channel`."""
         self._connections[shard].withdraw()
 
+    def watch_losses(self, on_lost: Callable[[int], None]) -> None:
+        """As `Channel`."""
+        for connection in self._connections:
+            connection.on_lost = on_lost
+
     def wake(self) -> None:
         """As `Channel`."""
         with self._lock:

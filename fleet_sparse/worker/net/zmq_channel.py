@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -91,6 +91,9 @@ class ZmqChannel:
 
     def withdraw(self, shard: int) -> None:
         """As `Channel`: no column is placed."""
+
+    def watch_losses(self, on_lost: Callable[[int], None]) -> None:
+        """As `Channel`."""
 
     def wake(self) -> None:
         """As `Channel`."""

@@ -51,6 +51,7 @@ class Transcript:
     keeps                                        as supervised, with a log: keeps pushes that are not durable
     expect INCARNATION                           the control plane tells that it was; where does the client continue
     rejoin INCARNATION [RESTORED_SEQ]            the client has registered with it, which has pushes up to this one
+    lost                                         the connection is lost
     capacity PUSHES BYTES                        does the window have capacity for them
     """
 
@@ -58,7 +59,7 @@ class Transcript:
         self.link = link_of()
         self.now = 0.0
 
-    def run(self, line: str) -> str:
+    def run(self, line: str) -> str:  # noqa: PLR0912  # a branch for each command
         command, *arguments = shlex.split(line)
         outcomes: list[Outcome] = []
         if command in ("pull", "push", "push_pull", "assign", "leave", "prepare", "commit"):
@@ -91,6 +92,8 @@ class Transcript:
         elif command == "rejoin":
             again = REGISTRATION._replace(incarnation=int(arguments[0], 16), is_supervised=True, data_endpoint="new:1")
             self.link.rejoin(again._replace(restored_seq=int(arguments[1]) if len(arguments) > 1 else 0), self.now)
+        elif command == "lost":
+            self.link.lose_connection()
         elif command == "capacity":
             return "yes" if self.link.has_capacity(int(arguments[0]), int(arguments[1])) else "no"
         else:
