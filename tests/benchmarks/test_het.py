@@ -7,12 +7,11 @@ from functools import cache
 from itertools import combinations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.het import simulator
-from benchmarks.het.trace import CRITEO_SIZES, Trace, draw, field_sizes
+from benchmarks.het.trace import Trace, draw
 
 NUM_IDS = 8
 READS = st.lists(st.integers(0, NUM_IDS - 1), max_size=60)
@@ -87,11 +86,3 @@ def test_a_hot_set_moves_at_its_step() -> None:
     assert hottest(trace, range(200, 400)) != 0
     still = draw([1000], exponent=1.5, batch=8, num_steps=400, seed=3)
     np.testing.assert_array_equal(trace.ids[: trace.begins[200]], still.ids[: trace.begins[200]])
-
-
-def test_field_sizes_are_scaled_to_the_number_of_ids() -> None:
-    sizes = field_sizes(10_000_000)
-    assert sizes.sum() == pytest.approx(10_000_000, rel=1e-4)
-    assert [int(a) for a, b in zip(sizes, CRITEO_SIZES, strict=True) if b < 100_000] == [
-        size for size in CRITEO_SIZES if size < 100_000
-    ]
