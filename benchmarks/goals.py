@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks import calibration
 from benchmarks.programs import (
     AHEAD,
+    CACHED,
     FLOOR,
     IN_MEMORY,
     LOADING,
@@ -129,6 +130,59 @@ def step_ratio(program: str, base: str) -> Callable[[Run], Figure]:
 def ahead_over_plain(run: Run) -> Figure | None:
     """Returns the step looking ahead over the plain step; None if it was not measured."""
     return step_ratio(AHEAD, OURS)(run) if all(AHEAD in each for each in run["rounds"]) else None
+
+
+def cached_over_plain(run: Run) -> Figure | None:
+    """Returns the step with a row cache over the step without; None if it was not measured."""
+    rounds = [each for each in run["rounds"] if CACHED in each]
+    return step_ratio(CACHED, OURS)({"rounds": rounds}) if rounds else None
+
+
+def saved_bytes(case: str) -> Callable[[Run], Figure]:
+    """Returns the measure of the percentage of bytes that row caches save with dim 64, beside the simulated one."""
+
+    def measure(run: Run) -> Figure:
+        simulated = 100 * float(np.median([each[f"{case}, simulated"]["dim 64"] for each in run["rounds"]]))
+        return by_round(lambda each: 100 * each[case]["dim 64"])(run)._replace(baseline=f"simulated: {simulated:.1f} %")
+
+    return measure
+
+
+def saved_over_simulated(run: Run) -> Figure | None:
+    """Returns the bytes that row caches save over the simulated ones, of the job where that is least."""
+    jobs = [case for case in run["rounds"][0] if case.startswith("measured, ")]
+    return min((by_round(lambda each, case=case: each[case]["ratio"])(run) for case in jobs), default=None)  # type: ignore[misc]
+
+
+def lost_auc(bound: str, least_saved: float) -> Callable[[Run], Figure | None]:
+    """Returns the measure of the AUC with row caches less that without, of the job where that is least.
+
+    The figure is minus infinity where a job saved less than `least_saved` percent of its rows.
+    """
+
+    def of_case(each: Round, case: str) -> float:
+        return -float(each[case]["loss_of_auc"]) if 100 * each[case]["rows_saved"] >= least_saved else -np.inf
+
+    def measure(run: Run) -> Figure | None:
+        cases = [case for case in run["rounds"][0] if case.endswith(f": {bound}")]
+        figures = [by_round(lambda each, case=case: of_case(each, case))(run) for case in cases]  # type: ignore[misc]
+        return min(figures, default=None)
+
+    return measure
+
+
+def auc_where_a_count_fails(run: Run) -> Figure | None:
+    """Returns the AUC with a drift less that without a cache, where a lag in updates alone loses 0.01; the least."""
+    suffix = ": lag 100, no share"
+    jobs = [case.removesuffix(suffix) for case in run["rounds"][0] if case.endswith(suffix)]
+    lost = [job for job in jobs if by_round(lambda each, job=job: each[job + suffix]["loss_of_auc"])(run).value >= 0.01]  # type: ignore[misc]
+    figures = [by_round(lambda each, job=job: -each[f"{job}: drift 2 x rate"]["loss_of_auc"])(run) for job in lost]  # type: ignore[misc]
+    return min(figures, default=None)
+
+
+def time_to_auc(run: Run) -> Figure:
+    """Returns the seconds until a model reached its AUC with row caches over those without."""
+    return by_round(lambda each: each["drift 2 x rate"]["s_to_target"] / each["no cache"]["s_to_target"])(run)
 
 
 def over_link(link: str) -> Callable[[Run], Figure | None]:
@@ -396,6 +450,9 @@ _TWO_WORKERS = "CPU of a step with two workers over that with one; the worst job
 _TWO = f"{PADDLE}: 1.38, of 23.2 + 15.7 ms over 20.4 + 7.8 ms \\*"
 _PLAIN, _SPLIT, _ONNX = "plain model", "split network, paddle.inference", "split network, onnxruntime"
 _DENSE, _EXE, _S = "dense embedding, paddle.inference", "dense embedding, exe.run", "seconds"
+_BYTES = {"exponent": 1.1, "batch": 512, "rows": 10_000_000, "workers": 8, "percent": 5}
+_HET_MODELS, _LEAST = ("wide_deep", "deepfm", "dcn"), ("", False, 1)
+_HET_TIME = "HET, 1 Gbit/s, dim 128, 8 workers with GPUs, bound 100: 0.19 to 0.22 \\*"
 _DICTIONARIES = (("float32", 80), ("float16", 48), ("int8", 36))
 _SIZES = f"{PADDLE}: 192 bytes with 8 shards, 221 by default \\*"
 
@@ -507,6 +564,24 @@ def _misses(name: str, bound: float, case: str, key: str, *, belady: bool = Fals
     return Goal(name, (bound,), "% of reads", "het_misses", _CRITEO, of_reads(case, key, belady=belady))
 
 
+def _saved(case: str, what: str, bounds: tuple[float, float, float]) -> tuple[Goal, ...]:
+    """Returns the goals of a bound's bytes, by rule."""
+    return tuple(
+        Goal(
+            f"bytes saved by row caches, {what}, {rule}", (bound,), "%", "het_traffic", _BYTES, saved_bytes(of), *_LEAST
+        )
+        for rule, bound in zip(("SGD", "Adagrad", "Adam"), bounds, strict=True)
+        for of in (f"{case}: {rule.lower()}",)
+    )
+
+
+def _auc(model: str, num_workers: int, bound: str, least_saved: float) -> Goal:
+    """Returns a goal of the AUC of a model, whose worst optimizer counts."""
+    name = f"{model}, AUC with row caches less that without, {num_workers} workers: {bound}, >= {least_saved} % of rows"
+    of = {"model": model, "workers": num_workers}
+    return Goal(f"{name} saved", (-0.001,), "", "het_auc", of, lost_auc(bound, least_saved), "", False, 4)
+
+
 def _serving(name: str, bound: float, measure: Measure, unit: str = "") -> Goal:
     """Returns a goal of `serving`; of several cases the worst counts."""
     return Goal(name, (bound,), unit, "serving", {"rows": [1_000_000, 10_000_000]}, measure)
@@ -551,6 +626,24 @@ GOALS: Sequence[Goal] = (
     _steps(f"{_LOOKUP}: stream", (0.35, 0.32), _LOOKUPS | _STREAM, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream, serial", (0.35, 0.27), _LOOKUPS | _STREAM | _SERIAL, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream, looking ahead, serial", (0.25,), _LOOKUPS | _STREAM | _SERIAL, _AHEAD_OVER_PEER, "d"),
+    Goal(
+        "lookup, step with a row cache over without: async, stream, serial",
+        (0.75,),
+        "",
+        "lookup",
+        _STREAM | _ASYNC | _SERIAL,
+        cached_over_plain,
+        digits=3,
+    ),
+    Goal(
+        "click model, step with a row cache over without: async, stream, serial",
+        (1.02,),
+        "",
+        "step",
+        _STREAM | _ASYNC | _SERIAL,
+        cached_over_plain,
+        digits=3,
+    ),
     _steps(f"lookup, {_CPU}, worker: stream", (0.8,), _LOOKUPS | _STREAM, _WORKER, "a", "ms"),
     _steps(f"lookup, {_CPU}, pservers: stream", (1.1,), _LOOKUPS | _STREAM, _PSERVERS, "a", "ms"),
     _steps(f"lookup, {_CPU}, in all: embedded", (1.2,), _EMBEDDED, _WORKER, "a", "ms"),
@@ -663,6 +756,49 @@ GOALS: Sequence[Goal] = (
         "het_misses",
         _CRITEO,
         misses_after_a_move,
+    ),
+    *_saved("lag 100, share off", "8 workers, 5 % of the rows, dim 64, lag 100, share off", (77, 67, 58)),
+    *_saved("lag 100, share 1/4", "8 workers, 5 % of the rows, dim 64, lag 100, share 1/4", (67, 57, 46)),
+    *_saved("one worker", "one worker, 5 % of the rows, dim 64", (88, 83, 78)),
+    Goal(
+        "bytes saved by row caches by frames over the simulated ones, 1 to 8 workers, dims 16 to 256; the worst job",
+        (0.98,),
+        "",
+        "het_traffic",
+        _BYTES,
+        saved_over_simulated,
+        "",
+        False,
+        3,
+    ),
+    *(_auc(model, 8, "drift 2 x rate", 75) for model in _HET_MODELS),
+    _auc("wide_deep", 4, "drift 2 x rate", 82),
+    *(_auc(model, 8, "lag 100, share 1/4", 70) for model in _HET_MODELS),
+    *(
+        Goal(
+            f"{model}, AUC with a drift less that without, where a lag of 100 updates alone loses 0.01, 8 workers",
+            (-0.001,),
+            "",
+            "het_auc",
+            {"model": model, "workers": 8},
+            auc_where_a_count_fails,
+            "",
+            False,
+            4,
+        )
+        for model in _HET_MODELS
+    ),
+    *(
+        Goal(
+            f"time to AUC with row caches over without, 4 workers, {rate} Mbit/s, dim {dim}",
+            (bound,),
+            "",
+            "het_link",
+            {"rate": rate, "dim": dim, "workers": 4},
+            time_to_auc,
+            baseline=_HET_TIME,
+        )
+        for rate, dim, bound in ((100, 128, 0.35), (1000, 256, 0.5))
     ),
     _serving("plain model, CPU over a dense embedding's, batch 1", 1.6, served_ratio(_PLAIN, _DENSE, (1,), "cpu_s")),
     _serving(

@@ -35,7 +35,7 @@ Round = dict[str, dict[str, float]]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains with every bound once a seed and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["wide_deep"])
+    parser.add_argument("--model", choices=MODELS, default="wide_deep")
     parser.add_argument("--optimizers", nargs="+", choices=RATES, default=["adagrad", "adam"])
     parser.add_argument("--bounds", nargs="+", choices=(DRIFT, LAG, PAPER), default=[DRIFT, LAG, PAPER])
     parser.add_argument("--workers", type=AT_LEAST_2, default=4)
@@ -59,32 +59,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(options: argparse.Namespace, examples: Path, seed: int, console: Console) -> Round:
-    """Trains every model with every optimizer and every bound."""
+    """Trains the model with every optimizer and every bound."""
     found: Round = {}
-    for model in options.models:
-        for optimizer in options.optimizers:
-            of_bounds: dict[str, dict[str, float]] = {}
-            for bound in (NO_CACHE, *options.bounds):
-                name = case_name(model, optimizer, options.workers, bound)
-                with console.status(f"seed {seed}: {name}"):
-                    trained = train(options, model, optimizer, bound, examples, seed)
-                of_bounds[bound] = {key: value for key, value in trained._asdict().items() if key != "curve"}
-                of_bounds[bound]["rows_saved"] = rows_saved(of_bounds[bound], of_bounds[NO_CACHE])
-                of_bounds[bound]["loss_of_auc"] = of_bounds[NO_CACHE]["auc"] - of_bounds[bound]["auc"]
-                found[name] = of_bounds[bound]
-                console.print(f"seed {seed}: {name}: AUC {trained.auc:.5f}, {trained.train_s:.0f} s", highlight=False)
+    for optimizer in options.optimizers:
+        plain = ""
+        for bound in (NO_CACHE, *options.bounds):
+            name = f"{optimizer}: {bound}"
+            plain = plain or name
+            with console.status(f"seed {seed}: {name}"):
+                trained = train(options, optimizer, bound, examples, seed)
+            of = found[name] = {key: value for key, value in trained._asdict().items() if key != "curve"}
+            of["rows_saved"] = rows_saved(of, found[plain])
+            of["loss_of_auc"] = found[plain]["auc"] - of["auc"]
+            console.print(f"seed {seed}: {name}: AUC {trained.auc:.5f}, {trained.train_s:.0f} s", highlight=False)
     return found
 
 
-def case_name(model: str, optimizer: str, num_workers: int, bound: str) -> str:
-    """Returns the name of a case."""
-    return f"{model}, {optimizer}, {num_workers} workers: {bound}"
-
-
-def train(options: argparse.Namespace, model: str, optimizer: str, bound: str, examples: Path, seed: int) -> Trained:
+def train(options: argparse.Namespace, optimizer: str, bound: str, examples: Path, seed: int) -> Trained:
     """Trains in new processes, which end with this call."""
     command = [sys.executable, "-m", "benchmarks.het.job", "--examples", str(examples), "--seed", str(seed)]
-    command += ["--model", model, "--optimizer", optimizer, "--learning-rate", str(RATES[optimizer])]
+    command += ["--model", options.model, "--optimizer", optimizer, "--learning-rate", str(RATES[optimizer])]
     command += ["--batch-size", str(options.batch), "--dim", str(options.dim), *bound_options(bound, optimizer)]
     with (
         tempfile.TemporaryDirectory() as root,
@@ -99,7 +93,8 @@ def train(options: argparse.Namespace, model: str, optimizer: str, bound: str, e
 
 def show(options: argparse.Namespace, rounds: Sequence[Mapping[str, Mapping[str, float]]], console: Console) -> None:
     """Prints a table of medians over the seeds, with the AUC less that without a cache."""
-    table = Table(title=f"{options.examples:,} examples, batch {options.batch}, dim {options.dim}")
+    about = f"{options.workers} workers, {options.examples:,} examples, batch {options.batch}, dim {options.dim}"
+    table = Table(title=f"{options.model}, {about}")
     table.add_column("job", no_wrap=True)
     for heading in ("AUC", "less no cache's", "rows saved, %", "hits, %", "examples/s"):
         table.add_column(heading, justify="right", no_wrap=True)

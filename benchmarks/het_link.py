@@ -130,8 +130,8 @@ def by_proxy(options: argparse.Namespace) -> Iterator[tuple[list[Place], Any]]:
     """Runs pservers behind the proxy of `benchmarks.link`, whose rate is that of all pservers' legs together."""
     with pservers_behind_a_link(options.pservers) as (pservers, link):
         link.shape(Shape(0.02, options.pservers * options.rate / 1e3))
-        common = {"FLEET_SPARSE_CHANNEL": "stream"}
-        places = [((), pservers.environment(worker, options.workers) | common) for worker in range(options.workers)]
+        environments = [pservers.environment(worker, options.workers) for worker in range(options.workers)]
+        places: list[Place] = [((), {**each, "FLEET_SPARSE_CHANNEL": "stream"}) for each in environments]
         yield places, lambda: None
 
 

@@ -155,8 +155,8 @@ class Worker:
         self._deduplicator = Deduplicator(Placement.even(1))
         job = CacheJob(bound, num_workers, None)
         max_bytes = 2 * capacity * CachedTable.bytes_per_row(spec, job)
-        options = {"max_bytes": max_bytes, "max_rows": capacity}
-        caches = RowCaches(client, self._deduplicator, job, {spec.name: spec}, **options)
+        tables = {spec.name: spec}
+        caches = RowCaches(client, self._deduplicator, job, tables, max_bytes=max_bytes, max_rows=capacity)
         mode = Mode(row_bound=bound)
         self._training = PserverTraining(client, self._deduplicator, mode, num_workers, caches=caches)
 
@@ -196,6 +196,15 @@ def real_job(num_workers: int, dim: int, bound: RowBound, capacity: int) -> Iter
         yield workers
 
 
+def expected_of(
+    traces: Sequence[Trace], bound: RowBound, capacity: int, first_counted: int, *, has_leases: bool
+) -> Traffic:
+    """Returns what the simulator says of a bound in updates."""
+    assert bound.lag is not None, "no bound in distance"
+    options = {"capacity": capacity, "lag": bound.lag, "first_counted": first_counted}
+    return simulated(traces, **options, share=bound.share, has_leases=has_leases)
+
+
 def measured(traces: Sequence[Trace], dim: int, bound: RowBound, capacity: int, first_counted: int) -> dict[str, float]:
     """Returns the share of bytes that a real job saves, the simulated one, and the first over the second."""
     before = 0
@@ -213,8 +222,7 @@ def measured(traces: Sequence[Trace], dim: int, bound: RowBound, capacity: int, 
         for worker in workers:
             worker.client.flush()
         num_bytes = sum(worker.num_bytes for worker in workers) - before
-    options = {"capacity": capacity, "lag": bound.lag or 0, "share": bound.share, "has_leases": False}
-    expected = simulated(traces, **options, first_counted=first_counted)
+    expected = expected_of(traces, bound, capacity, first_counted, has_leases=False)
     found = {
         "measured": 1 - num_bytes / (expected.read * (16 + 8 * dim)),
         "simulated": expected.saved(dim, 1, num_workers=len(traces)),
@@ -245,7 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record, console = Record("het_traffic", options), Console(width=120)
     warm_up()
     with console.status("") as status:
-        counted, curves = count(options, status.update), {}
+        counted = count(options, status.update)
+        curves: dict[str, dict[str, float]] = {}
         for num_workers in options.curve_workers:
             curves |= curve(options, num_workers, status.update)
         of_real: dict[str, dict[str, float]] = {}
@@ -269,9 +278,8 @@ def count(options: argparse.Namespace, on_progress: Callable[[str], None]) -> di
     found = {}
     for each in bounds_of(options.workers, options.lags):
         own = traces[: each.num_workers]
-        share, lag = each.bound.share, each.bound.lag or 0
         on_progress(f"{each.name}, simulated")
-        expected = simulated(own, capacity=capacity, lag=lag, share=share, has_leases=True, first_counted=first)
+        expected = expected_of(own, each.bound, capacity, first, has_leases=True)
         for rule in RULES:
             on_progress(f"{each.name}, {rule}")
             begun = time.perf_counter()
@@ -294,8 +302,8 @@ def curve(
         for share, name in ((DEFAULT_SHARE, "share 1/4"), (None, "share off")):
             case = f"simulated, {num_workers} workers, lag {lag}, {name}"
             on_progress(case)
-            bound = {"lag": lag, "share": share, "has_leases": True, "first_counted": steps // 2}
-            found[case] = {"rows": simulated(traces, capacity=capacity, **bound).rows_saved}
+            expected = expected_of(traces, RowBound(lag, share), capacity, steps // 2, has_leases=True)
+            found[case] = {"rows": expected.rows_saved}
     return found
 
 

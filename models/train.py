@@ -299,7 +299,7 @@ def open_source(options: TrainOptions) -> DataSource:
         return flights.source(batch_size=options.batch_size, seed=options.seed)
     if name == "synthetic":
         num_examples = int(rest[0]) if rest else SYNTHETIC_EXAMPLES
-        draw = MODELS[options.model].draw
+        draw: Callable[..., drawn.Truth] = MODELS[options.model].draw
         if options.field_sizes is not None:
             sizes = map(synthetic.criteo_sizes, map(int, options.field_sizes[1:]))
             draw = partial(draw, field_sizes=next(sizes, synthetic.CRITEO_SIZES))

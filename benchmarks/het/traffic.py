@@ -126,14 +126,16 @@ def run_job(
     while num_counters < _COUNTERS_PER_ROW * capacity:
         num_counters *= 2
     mask, shape = num_counters - 1, (num_workers, capacity)
-    sketch, slot_of = np.zeros((num_workers, num_counters), np.uint8), np.full((num_workers, num_ids), -1, np.int32)
-    id_of, uses, is_taken = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
+    sketch: Any = np.zeros((num_workers, num_counters), np.uint8)
+    uses: Any = np.zeros(shape, np.uint8)
+    slot_of = np.full((num_workers, num_ids), -1, np.int32)
+    id_of, is_taken = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8)
     known, states_known, until = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     held, states_held, clocks = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(num_ids, np.int64)
     num_rows, hand = np.zeros(num_workers, np.int64), np.zeros(num_workers, np.int64)
     next_use, next_counter = np.zeros(num_workers, np.int64), np.zeros(num_workers, np.int64)
     aged_uses, aged_counters = np.zeros(num_workers, np.float64), np.zeros(num_workers, np.float64)
-    estimates = np.zeros((num_workers, _MOST_READS), np.uint8)
+    estimates: Any = np.zeros((num_workers, _MOST_READS), np.uint8)
     taken = np.full((num_workers, _MOST_READS), -1, np.int64)
     for step in range((begins.shape[0] - 1) // num_workers):
         one = 1 if step >= first_counted else 0
@@ -179,7 +181,7 @@ def run_job(
                     victim = num_rows[w]
                     num_rows[w] += 1
                 else:
-                    fewest = _MOST + 1
+                    fewest: Any = _MOST + 1
                     for _ in range(_CANDIDATES):
                         candidate = hand[w]
                         if is_taken[w, candidate] == 0 and np.int64(uses[w, candidate]) < fewest:
