@@ -55,10 +55,12 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "het_misses": ((),),
     "het_traffic": ((),),
     "het_auc": (
-        ("--model", "wide_deep", "--workers", "8"),
-        ("--model", "deepfm", "--workers", "8"),
-        ("--model", "dcn", "--workers", "8"),
-        ("--model", "wide_deep", "--workers", "4"),
+        *(
+            ("--model", model, "--optimizer", optimizer, "--workers", "8")
+            for model in ("wide_deep", "deepfm", "dcn")
+            for optimizer in ("adagrad", "adam")
+        ),
+        ("--workers", "4"),
     ),
     "het_link": ((), ("--rate", "1000", "--dim", "256")),
     "snapshot": (("--baseline",),),

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.het.job import draw_examples
 from benchmarks.het.network import can_make_hosts, hosts, pservers_on, worker_environment
-from benchmarks.het.training import DRIFT, LAG, NO_CACHE, RATES, Trained, bound_options, seconds_to, together
+from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, Trained, bound_options, seconds_to, together
 from benchmarks.link import Shape, pservers_behind_a_link
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM, PSERVERS, amount
 from benchmarks.record import Record, add_results
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dim", type=DIM, default=128)
     parser.add_argument("--model", choices=MODELS, default="wide_deep")
     parser.add_argument("--optimizer", choices=RATES, default="adagrad")
-    parser.add_argument("--bounds", nargs="+", choices=(DRIFT, LAG), default=[DRIFT])
+    parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=["drift"])
     parser.add_argument("--workers", type=AT_LEAST_2, default=4)
     parser.add_argument("--pservers", type=PSERVERS, default=2)
     parser.add_argument("--examples", type=AT_LEAST_2, default=400_000, help="to train on")
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sizes = {"num_train": options.examples, "num_test": options.tested, "num_ids": options.ids}
             draw_examples(Path(examples), **sizes, seed=seed)
             found = {}
-            for bound in (NO_CACHE, *options.bounds):
+            for bound in (NO_CACHE, *(BOUNDS[bound] for bound in options.bounds)):
                 with console.status(f"seed {seed}: {bound}"):
                     trained, num_bytes = train(options, link, bound, Path(examples), seed)
                 found[bound] = {**trained._asdict(), "num_bytes_of_kernel": num_bytes}

@@ -40,7 +40,7 @@ WAYS = {
     "spread": WAYS_TO_STEP,
     "convergence": ("data",),
     "compare": ("model", "against"),
-    "het_auc": ("model", "workers"),
+    "het_auc": ("model", "optimizer", "workers"),
     "het_link": ("model", "rate", "dim", "workers"),
 }
 """Options by which the runs of a benchmark are told apart; each combination has rows of its own."""

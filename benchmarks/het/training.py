@@ -14,6 +14,9 @@ RATES = {"adagrad": 0.03, "adam": 0.001, "sgd": 0.3}
 """Learning rates, by optimizer."""
 NO_CACHE, DRIFT, LAG, PAPER = "no cache", "drift 2 x rate", "lag 100, share 1/4", "lag 100, no share"
 
+BOUNDS = {"drift": DRIFT, "lag": LAG, "paper": PAPER}
+"""Bounds, as options of the command line have them."""
+
 
 def bound_options(bound: str, optimizer: str) -> Sequence[str]:
     """Returns the options of `models/train.py` for a bound."""

@@ -32,7 +32,7 @@ TINY = {  # in the order in which they start: the longest first
     "het_misses": "--rows 40000 --batch 8 --steps 20 --moved-steps 2500 --percent 5",
     "het_traffic": "--rows 50000 --workers 2 --batch 8 --steps 30 --curve-workers 2 --curve-lags 10 --curve-steps 10 "
     "--measured-workers 2 --measured-dims 4 --measured-rows 50000 --measured-batch 8 --measured-steps 20",
-    "het_auc": "--workers 2 --examples 2000 --ids 50000 --optimizers adagrad",
+    "het_auc": "--workers 2 --examples 2000 --tested 500 --ids 50000",
     "het_link": "--workers 2 --pservers 1 --rate 1000 --dim 4 --examples 2000 --ids 50000 --batch 128 "
     "--evaluate-every 3 --proxy",
     "entries": "--fresh 1000 --pushes 2 --batch 100 --steps 4 --rounds 2",
