@@ -23,6 +23,7 @@ _WITHOUT_LOCAL = ("--local-rows", "0")
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "start": (("--baseline",),),
     "membership": ((),),
+    "keys": ((),),
     "kernels": ((),),
     "entries": ((),),
     "log": ((),),
@@ -51,6 +52,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "spread": ((), ("--mkl-avx2",)),
     "parts": (("--serial",), ("--serial", "--mkl-avx2"), ("--model", "lookup", "--mode", "async", "--serial")),
     "cluster": ((),),
+    "durability": ((),),
     "growth": ((),),
     "het_misses": ((),),
     "het_traffic": ((),),

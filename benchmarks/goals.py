@@ -23,7 +23,9 @@ from benchmarks.programs import (
     OURS,
     PADDLE,
     PADDLE_DATASET,
+    PLAIN_TCP,
     QUEUE,
+    TLS,
     behind_name,
     floor_name,
 )
@@ -125,6 +127,11 @@ def median_s(rounds: Sequence[Round], program: str) -> float:
 def step_ratio(program: str, base: str) -> Callable[[Run], Figure]:
     """Returns the measure of a program's median step over another one's."""
     return by_round(lambda each: median_s([each], program) / median_s([each], base))
+
+
+def step_with(mode: str, durability: str) -> Callable[[Round], float]:
+    """Returns the measure of a step with a durability over one without any."""
+    return lambda each: each[f"{mode}, {durability}"]["seconds"] / each[f"{mode}, none"]["seconds"]
 
 
 def ahead_over_plain(run: Run) -> Figure | None:
@@ -423,6 +430,17 @@ def p99_under_deltas(run: Run) -> Figure | None:
     return by_round(lambda each: p99(each, "reads with deltas") / p99(each, "reads without deltas"))(run)
 
 
+def more_to_register(run: Run) -> Figure:
+    """Returns the ms of a registration with keys less those of one without."""
+
+    def ms(of_round: Round, name: str) -> float:
+        return float(np.median(of_round[name]["register_s"]) / MS)
+
+    return by_round(lambda each: ms(each, TLS) - ms(each, PLAIN_TCP))(run)
+
+
+_KEYS = {"mode": "async", "pservers": 2, "cores": 2}
+_DURABILITIES = {"workers": 2, "pservers": 2}
 _CRITEO = {"exponent": 1.1, "batch": 512, "rows": 10_000_000, "steps": 8000}
 _MEMBERS = {"workers": 4000, "batch": 1000}
 _STREAM, _ZMQ = {"channel": "stream", "pservers": 2}, {"channel": "zmq", "pservers": 2}
@@ -692,6 +710,15 @@ GOALS: Sequence[Goal] = (
         by_round(lambda each: 100 * each["heartbeats of 4000 workers"]["cpu_share"]),
     ),
     Goal(
+        "click model, step over TLS over that over plain TCP, two cores",
+        (1.25,),
+        "",
+        "keys",
+        _KEYS,
+        step_ratio(TLS, PLAIN_TCP),
+    ),
+    Goal("a registration with keys, more than without", (50,), "ms", "keys", _KEYS, more_to_register, digits=1),
+    Goal(
         "find and gather in 20 M rows, over random lines", (0.6,), "", "kernels", _KERNELS, find_and_gather, "", False
     ),
     *(
@@ -739,6 +766,27 @@ GOALS: Sequence[Goal] = (
         "entries",
         {},
         by_round(lambda each: 100 * each["60 % one-touch ids, exact counters"]["once_with_row"]),
+    ),
+    Goal(
+        "a shard continues from 10 M rows and 1 GB of log",
+        (10,),
+        "s",
+        "log",
+        {"rows": 10_000_000, "megabytes": 1024},
+        by_round(lambda each: each["restart"]["seconds"]),
+    ),
+    *(
+        Goal(
+            f"click model, 2 workers, 2 pservers, {mode}: step with `{durability}` over `none`",
+            (bound,),
+            "",
+            "durability",
+            _DURABILITIES,
+            by_round(step_with(mode, durability)),
+            digits=3,
+        )
+        for durability, bound in (("snapshot", 1.01), ("log", 1.1))
+        for mode in ("async", "sync")
     ),
     *(
         _misses(

@@ -25,7 +25,7 @@ from benchmarks.goals import (
     two_workers,
     verdicts,
 )
-from benchmarks.programs import FLOOR, PADDLE, floor_name
+from benchmarks.programs import FLOOR, PADDLE, PLAIN_TCP, floor_name
 from benchmarks.record import RESULTS, ROOT, Run, options_of, pooled, recorded
 
 DOCS = ROOT / "docs"
@@ -147,6 +147,13 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("% of a core", 2, "cpu_share", 0.01),
         key("MB resident", 0, "resident_bytes", MEGA),
     ),
+    "keys": (
+        key("ms a step", 2, "seconds", MS),
+        Column("over plain TCP", 2, lambda at: np.median(at.of["seconds"]) / np.median(at.round[PLAIN_TCP]["seconds"])),
+        cpu_ms("worker"),
+        cpu_ms("pservers"),
+        key("ms to register", 1, "register_s", MS),
+    ),
     "kernels": (
         Column("M rows/s", 1, lambda at: at.run["cases"][at.case]["batch"] / at.of["ours"] / MEGA),
         ratio("the limit's time over ours", "limit", "ours"),
@@ -250,6 +257,12 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("pservers CPU ms", 1, "pservers_ms"),
         Column("CPU over plain", 2, lambda at: job_cpu_ms(at.of) / job_cpu_ms(at.plain)),
         key("cores others used", 1, "others"),
+    ),
+    "durability": (
+        key("ms a step", 2, "seconds", MS),
+        Column("over none", 3, lambda at: at.of["seconds"] / at.round[f"{at.case.partition(',')[0]}, none"]["seconds"]),
+        key("worker CPU ms", 2, "worker_cpu_s", MS),
+        key("pservers CPU ms", 2, "pservers_cpu_s", MS),
     ),
     "snapshot": (
         key("s", 2, "s"),

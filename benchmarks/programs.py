@@ -6,6 +6,7 @@ LOCAL, LOCAL_SPARSE = "plain Paddle", "plain Paddle, sparse gradient"
 PADDLE = "PaddlePaddle 2.6.2"
 PADDLE_PULLING = f"{PADDLE}, pulling dense parameters"
 PADDLE_DATASET = f"{PADDLE}, InMemoryDataset"
+PLAIN_TCP, TLS, UNIX_SOCKETS = "plain TCP", "TLS", "Unix sockets"
 LOOP, IN_MEMORY, QUEUE = "exe.run", "InMemoryDataset", "QueueDataset"
 LOADING = "InMemoryDataset and its loading"
 OF_PADDLE = ("Paddle, before the first op", "forward and backward", "Paddle, after the last op")

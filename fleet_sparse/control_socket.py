@@ -37,8 +37,7 @@ def socket_path(port: int) -> Path:
     Raises:
         SettingError: The directory is a link, of another user or open to others; or the path is too long for a socket.
     """
-    root = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    directory = Path(root) / f"fleet_sparse-{os.getuid()}"
+    directory = Path(_root()) / f"fleet_sparse-{os.getuid()}"
     where = f"control socket: {directory}"
     advice = "Remove it, or set XDG_RUNTIME_DIR of all processes of the job to a directory of your own"
     try:
@@ -63,6 +62,22 @@ def socket_path(port: int) -> Path:
             "Set XDG_RUNTIME_DIR of all processes of the job to a shorter one"
         )
     return path
+
+
+def missing_socket(port: int) -> str:
+    """Returns where a client looked for the socket that a port names, if there is none; else an empty string."""
+    path = socket_path(port)
+    if path.exists():
+        return ""
+    variable = "XDG_RUNTIME_DIR" if os.environ.get("XDG_RUNTIME_DIR") else "TMPDIR, without XDG_RUNTIME_DIR,"
+    return (
+        f"there is no {str(path)!r}: the pserver is not up, or runs as another user than {os.getuid()}, or its "
+        f"{variable} is not {_root()!r}. Set the same for all processes of the job"
+    )
+
+
+def _root() -> str:
+    return os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
 
 
 class ControlSocket:

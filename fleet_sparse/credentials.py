@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fleet_sparse.control_socket import ControlSocket, has_socket, is_served, socket_path
+from fleet_sparse.control_socket import ControlSocket, has_socket, is_served, missing_socket, socket_path
 from fleet_sparse.errors import SettingError
 from fleet_sparse.keys import PSERVER, SERVER_NAME, TRAINER, Keys, authority_of, read_keys
 from fleet_sparse.net_addresses import Address
@@ -98,6 +98,11 @@ class Credentials:
         credentials = grpc.ssl_channel_credentials(keys.authority_pem, keys.key_pem, keys.certificate_pem)
         named = [*options, ("grpc.ssl_target_name_override", SERVER_NAME)]
         return grpc.secure_channel(endpoint, credentials, options=named)
+
+    def missing_socket(self, endpoint: str) -> str:
+        """Returns where the control plane at `host:port` has no Unix socket that it should have; empty if it has."""
+        address = Address.parse(endpoint)
+        return missing_socket(address.port) if self.has_control_sockets and has_socket(address) else ""
 
     def control_socket(self, address: Address) -> ControlSocket | None:
         """Returns the Unix socket on which a control plane listens; None if it listens on TCP.

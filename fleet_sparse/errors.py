@@ -12,6 +12,7 @@ FleetSparseError
 ├─ Forbidden              the role of this process may not ask for this: use other keys      .role .what
 ├─ DatasetError           a file of a data set, or its pipe_command, is wrong               .path .line_number .slot
 ├─ ProtocolError          bytes on the wire are wrong, or of another version                .code
+├─ LeaseLost              a pserver no longer holds the lease of its shard; it answers nothing and ends
 ├─ LogFull                the disk of a pserver's log has no room; no row was changed
 ├─ LogCorrupt             bytes of a pserver's log are wrong                                .path .offset
 └─ SnapshotError          a snapshot cannot be written or read
@@ -88,6 +89,10 @@ class Forbidden(FleetSparseError):
         super().__init__(message)
         self.role = role
         self.what = what
+
+
+class LeaseLost(FleetSparseError):
+    """A pserver no longer holds the lease of its shard, which another one may have; it answers nothing and ends."""
 
 
 class LogFull(FleetSparseError):

@@ -27,14 +27,24 @@ def used_share() -> float:
     Cached files count as free. A control group without a limit, or one that cannot be read, has no part in it.
     """
     kib = _kib_by_field()
-    return max(1 - kib["MemAvailable"] / kib["MemTotal"], _used_share_of_cgroup())
+    share = 1 - kib["MemAvailable"] / kib["MemTotal"]
+    group = _use_of_cgroup()
+    return share if group is None else max(share, group[0] / group[1])
 
 
-def _used_share_of_cgroup() -> float:
+def limit_bytes() -> int:
+    """Returns the size of physical memory, or the limit of the control group if that is smaller."""
+    physical = _kib_by_field()["MemTotal"] << 10
+    group = _use_of_cgroup()
+    return physical if group is None else min(physical, group[1])
+
+
+def _use_of_cgroup() -> tuple[int, int] | None:
+    """Returns the bytes in use and the limit of the control group; None if it has no limit or cannot be read."""
     try:
         lines = (_PROC / "self/cgroup").read_text().splitlines()
     except OSError:  # a system without control groups
-        return 0.0
+        return None
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -49,8 +59,8 @@ def _used_share_of_cgroup() -> float:
                 limit, used = (int((directory / name).read_text()) for name in names)  # "max" is no number
                 statistics = dict(each.split() for each in (directory / "memory.stat").read_text().splitlines())
                 cached = sum(int(statistics[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
-                return (used - cached) / limit
-    return 0.0
+                return used - cached, limit
+    return None
 
 
 def _kib_by_field() -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from fleet_sparse.errors import SettingError
 
 LOOPBACK = "127.0.0.1"
+_CONNECT_S = 2.0
 
 
 class Address(NamedTuple):
@@ -34,20 +35,24 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def as_reached(endpoints: Sequence[str], *, is_local: Callable[[str], bool]) -> list[str]:
-    """Returns the addresses that a worker connects to.
+def as_reached(
+    endpoints: Sequence[str], *, is_local: Callable[[str], bool], is_exposed: Callable[[Address], bool]
+) -> list[str]:
+    """Returns the addresses that a client connects to.
 
-    If all pservers are on this machine they listen on 127.0.0.1 only, so the worker connects to that.
+    If all pservers are on this machine they listen on 127.0.0.1 only, so the client connects to that. A command may be
+    given some pservers of a job on several machines: those of this one are exposed.
 
     Args:
         endpoints: `host:port` of each pserver, as in PADDLE_PSERVERS_IP_PORT_LIST.
         is_local: Returns whether a host is this machine.
+        is_exposed: Returns whether a pserver of this machine listens at its address for other machines.
 
     Raises:
         SettingError: An endpoint is not `host:port`.
     """
     addresses = [Address.parse(endpoint) for endpoint in endpoints]
-    if all(is_local(address.host) for address in addresses):
+    if all(is_local(address.host) for address in addresses) and not any(map(is_exposed, addresses)):
         addresses = [Address(LOOPBACK, address.port) for address in addresses]
     return [str(address) for address in addresses]
 
@@ -59,6 +64,15 @@ def is_local(host: str) -> bool:
     except OSError:
         return False
     return all(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def is_listening(address: Address) -> bool:
+    """Returns whether a process listens at an address of this machine."""
+    try:
+        socket.create_connection(address, _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def ip_address_of(host: str) -> str:

@@ -139,6 +139,14 @@ class Behaviour:
     log_sync_s: Seconds = 1.0
     """Seconds between two syncs of the log to the disk."""
 
+    coordinator: str = ""
+    """Grants each shard to one pserver at a time: `zookeeper://host:port/path` or `etcd://host:port/prefix`. If empty,
+    the directory of the log does, and nothing without a log."""
+
+    lease_s: Annotated[float, Range(0.5, 1_000_000, "seconds")] = 10.0
+    """Seconds after which another pserver may take the place of one that no longer renews its lease. A pserver that was
+    suspended for longer ends."""
+
     data_host: str = ""
     """Address to which a pserver binds its data plane if the job runs on several machines; empty for the host of its
     control plane."""

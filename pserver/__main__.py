@@ -12,7 +12,8 @@ def main() -> None:
     """Runs a pserver, or becomes its supervisor."""
     if SUPERVISED in sys.argv:
         sys.exit(supervise([each for each in sys.argv[1:] if each != SUPERVISED]))
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise gRPC logs each handshake that others let fail
+    # gRPC logs wrong server names of TLS handshakes: bytes of strangers, as they are, without a bound.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from .command_line import main as run_pserver  # not in a supervisor, which stays small
 
     run_pserver()

@@ -38,6 +38,9 @@ from .admin.service import ControlService, Supervised
 from .admin.snapshot_loader import Loaded, load
 from .endpoints import DataEndpoints, Endpoints, check_free, choose
 from .engine.shard import Shard
+from .lease.choice import open_coordinator
+from .lease.lease import Lease, take_lease
+from .log.log_writer import newest_generation
 from .net.data_plane import DataPlane
 from .net.streams import Streams
 from .read_only import content as read_only_content
@@ -97,6 +100,7 @@ def serve(options: Options, settings: Settings) -> None:
     Raises:
         SettingError: An option contradicts another one, or an address cannot or may not be bound.
         SnapshotError: The snapshot to start from cannot be read.
+        LeaseLost: Another pserver may answer for the shard.
     """
     _allow_files()
     signal.signal(signal.SIGTERM, _exit)  # until there are requests to finish
@@ -115,24 +119,36 @@ def serve(options: Options, settings: Settings) -> None:
         settings.root,
     )
     with ExitStack() as stack:
-        data_plane = _start(options, settings, chosen, credentials, stack)
+        with nullcontext() if settings.rules else without_linear_algebra():  # rules of the user may have linear algebra
+            warm_up(trains=False)
+        lease: Lease | None = None
+        if not options.is_read_only:
+            lease = lease_of(options, settings)
+        if lease is not None:
+            stack.callback(lease.release)
+        data_plane = _start(options, settings, chosen, credentials, lease, stack)
         data_plane.run()
+        if lease is not None:
+            lease.check()
     _log.info("shard %d stopped", options.shard)
 
 
 def _start(
-    options: Options, settings: Settings, chosen: Endpoints, credentials: Credentials, stack: ExitStack
+    options: Options,
+    settings: Settings,
+    chosen: Endpoints,
+    credentials: Credentials,
+    lease: Lease | None,
+    stack: ExitStack,
 ) -> DataPlane:
     """Starts everything but the loop of the data plane, which is returned; `stack` stops it."""
     started_at = time.monotonic()
-    with nullcontext() if settings.rules else without_linear_algebra():  # rules of the user may have linear algebra
-        warm_up(trains=False)
     shard: Shard | ReadOnlyShard
     loaded: Loaded | None = None
     if options.is_read_only:
         shard = make_read_only_shard(options, settings)
     else:
-        shard, loaded = make_shard(options, settings)
+        shard, loaded = make_shard(options, settings, lease)
     stack.callback(shard.close)
     if isinstance(shard, Shard) and shard.log is not None:
         stack.callback(close_log, shard.log)
@@ -143,6 +159,7 @@ def _start(
         streams=streams,
         zmq_host=ip_address_of(chosen.data_host) if streams is None else None,
         straight_path=settings.straight_path,
+        lease=lease,
     )
     stack.callback(data_plane.close)
     endpoints = DataEndpoints(
@@ -153,6 +170,9 @@ def _start(
     if isinstance(shard, ReadOnlyShard):
         service = _follow(shard, data_plane, endpoints, options, settings, stack)
     else:
+        # A pserver that waited for its lease continues with the workers of the one before, if the log has any.
+        has_workers = shard.log is not None and bool(shard.log.control.workers)
+        takes_over = has_workers and lease is not None and lease.has_waited
         service = ControlService(
             shard,
             post=data_plane.post,
@@ -165,13 +185,13 @@ def _start(
             supervised=None
             if options.lifeline is None
             else Supervised(
-                options.is_restart,
+                options.is_restart or takes_over,
                 options.recover is not None,
                 on_job=partial(options.lifeline.set_next, "--is-restart"),
                 on_snapshot=partial(options.lifeline.set_next, "--recover"),
             ),
         )
-    control_plane = ControlPlane(str(chosen.control), service, settings, credentials)
+    control_plane = ControlPlane(str(chosen.control), service, settings, credentials, lease)
     stack.callback(control_plane.close)
     if chosen.is_exposed and credentials.keys is None:
         stopped = threading.Event()
@@ -196,6 +216,10 @@ def _start(
         bound,
         endpoints.stream or f"zmq:{endpoints.zmq}",
     )
+    if lease is not None:
+        lease.on_lost = data_plane.stop
+        if lease.is_lost:
+            data_plane.stop()
     if options.lifeline is not None:
         options.lifeline.set_next("--control", str(bound))
         options.lifeline.beat(data_plane.post, settings.stall_s)
@@ -252,14 +276,40 @@ def _streams(chosen: Endpoints, settings: Settings, credentials: Credentials) ->
     return streams(host=ip_address_of(chosen.data_host), advertised_host=chosen.advertised_host)
 
 
-def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | None]:
+def lease_of(options: Options, settings: Settings) -> Lease | None:
+    """Takes the lease of the shard that the options name, once no other pserver holds it; None if it needs none.
+
+    Raises:
+        SettingError: The coordinator cannot be reached; or as `open_coordinator` and `take_lease`.
+        LogCorrupt: The newest segment of the log is wrong.
+    """
+    has_log = settings.durability in LOGGED
+    if not has_log and not settings.coordinator:
+        return None
+    job, directory, newest = settings.job_id or options.log_job_id, Path(), 0
+    if has_log:
+        log = log_directory(dataclasses.replace(settings, job_id=job), options.shard, options.num_shards)
+        directory, newest = log.parent / "leases", newest_generation(log)
+    name = f"shard-{options.shard}-of-{options.num_shards}"
+    try:
+        coordinator = open_coordinator(settings.coordinator, directory, job, ttl_s=settings.lease_s)
+        return take_lease(coordinator, name, settings.lease_s, job=job, after=newest)
+    except OSError as error:
+        where = settings.coordinator or str(directory)
+        raise SettingError(
+            f"FLEET_SPARSE_COORDINATOR: {where!r} cannot be reached: {error}. Start it, or correct the variable"
+        ) from error
+
+
+def make_shard(options: Options, settings: Settings, lease: Lease | None = None) -> tuple[Shard, Loaded | None]:
     """Makes the shard that the options name. It continues from its log; else it loads the snapshot, if one is named.
 
     Kernels should be warm: see `warm_up`.
 
     Raises:
         SnapshotError: The snapshot cannot be read.
-        LogCorrupt, LogFull, SettingError: As `start_log`; or more pservers should have rows than there are.
+        LogCorrupt, LogFull, LeaseLost: As `start_log`.
+        SettingError: More pservers should have rows than there are.
     """
     if settings.row_shards > options.num_shards:
         raise SettingError(
@@ -270,7 +320,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         options.shard,
         options.num_shards,
         cluster_id=cluster_id_of(options.servers) if options.cluster_id is None else options.cluster_id,
-        incarnation=incarnation_of(options.generation),
+        incarnation=incarnation_of(options.generation if lease is None else lease.generation),
         placement=Placement.even(options.num_shards, version_of(options.num_shards, settings.row_shards)),
         max_staged_bytes=settings.max_staged_bytes,
         max_pre_image_bytes=settings.max_pre_image_bytes,
@@ -281,18 +331,19 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
     )
     if settings.durability in LOGGED:
         of_log = settings if settings.job_id else dataclasses.replace(settings, job_id=options.log_job_id)
-        if start_log(shard, log_directory(of_log, options.shard, options.num_shards), of_log):
+        directory = log_directory(of_log, options.shard, options.num_shards)
+        if start_log(shard, directory, of_log, generation=0 if lease is None else lease.generation):
             return shard, None
     dirname = options.load_dirname if options.recover is None else options.recover
     if dirname is None:
         return shard, None
     started_at = time.monotonic()
-    directory = resolve_under(settings.root, dirname)
+    source = resolve_under(settings.root, dirname)
     log, shard.log = shard.log, None
-    if options.recover is not None and not directory.names():
+    if options.recover is not None and not source.names():
         # A save whose end the former pserver did not see has replaced the snapshot.
-        directory = directory.parent()
-    loaded = load(shard, directory, options.load_tables if options.recover is None else ())
+        source = source.parent()
+    loaded = load(shard, source, options.load_tables if options.recover is None else ())
     shard.log = log
     if log is not None:
         write_checkpoint(shard)
@@ -300,7 +351,7 @@ def make_shard(options: Options, settings: Settings) -> tuple[Shard, Loaded | No
         "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
         loaded.num_rows,
         loaded.manifest.name,
-        directory,
+        source,
         loaded.manifest.num_shards,
         time.monotonic() - started_at,
     )
@@ -340,7 +391,8 @@ def incarnation_of(generation: int | None) -> int:
     """Returns the number of a start of a pserver: later starts of one pserver have larger ones.
 
     Args:
-        generation: Generation of the start, below 2^32; None for the seconds of the wall clock.
+        generation: Generation of the start, below 2^32, that of the lease if there is one; None for the seconds of the
+            wall clock.
     """
     return (int(time.time()) if generation is None else generation) << 32 | secrets.randbits(32)
 

@@ -14,6 +14,12 @@ from support.pserver_job import pserver_job
 __all__ = ["pserver_job"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fuzz", "tests in tests/fuzz, with -m fuzz")
+    group.addoption("--fuzz-rounds", type=int, default=1, help="rounds of each fuzz test; about 10 s each")
+    group.addoption("--fuzz-seed", type=int, default=0, help="seed; other seeds are other cases")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kernels() -> None:
     """Kernels that are loaded from the disk cache, as in every process that serves: a test waits for no compilation."""

@@ -37,6 +37,7 @@ from fleet_sparse.errors import (
     FleetSparseError,
     Forbidden,
     InstallError,
+    LeaseLost,
     LogCorrupt,
     LogFull,
     PlanError,
@@ -75,6 +76,8 @@ from fleet_sparse.pserver.admin.membership import Membership, Registrant
 from fleet_sparse.pserver.admin.root import resolve_under
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.endpoints import DataEndpoints, check_free, choose
+from fleet_sparse.pserver.lease.directory import DirectoryCoordinator
+from fleet_sparse.pserver.lease.lease import take_lease
 from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.pserver.read_only import content as read_only_content
 from fleet_sparse.pserver.read_only.service import ReadOnlyService
@@ -96,11 +99,12 @@ from fleet_sparse.transpiler.inference import forward_part
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
-from fleet_sparse.wire.frame_format import Op
+from fleet_sparse.wire.frame_format import Frame, Header, Op
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.link_errors import LinkErrors
-from fleet_sparse.worker.net.shard_link import ClientIdentity
+from fleet_sparse.worker.net.request import Request
+from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration, ShardLink
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support import saves
 from support.client_calls import pulled, pulled_for, unique_of, update, workers_of
@@ -836,12 +840,46 @@ def _restarted(_: Path) -> None:
         pulled(cluster, client, cluster.table, range(5))
 
 
+def _acked_link(**changes: Any) -> ShardLink:
+    """Returns a link with an acked push and two that wait for their ack, of 96 bytes each."""
+    registration = Registration(1, 1, 2, 5, 1, "10.0.0.2:5000", is_supervised=True, acks_precede_durability=True)
+    link = ShardLink(registration, ClientIdentity(bytes(16)), Settings(**changes))
+    for number in (1, 2, 3):
+        request = Request(Op.PUSH)
+        request.add(push(SGD, np.arange(6), np.ones((6, 2), np.float32)))
+        link.submit(request, 0.0, 0.0)
+        if number == 1:
+            link.receive(Frame(Header(Op.ACK, incarnation=5, request_id=request.request_id, push_seq=1), []), 0.0)
+    return link
+
+
 @entry(
     ShardUnavailable,
-    "shard 0 at 127.0.0.1:1|127.0.0.1:2: no pserver reached in 0.2 s; last error: 127.0.0.1:<...>: Attach: <...>",
+    "shard 1 at 10.0.0.2:5000: no capacity for a push in 30.0 s, 2 pushes wait for their ack. See the log of pserver 1",
+)
+def _full_window(_: Path) -> None:
+    link = _acked_link(max_inflight_pushes=2)
+    assert not link.has_capacity(1, 96)
+    raise link.no_capacity(30.0)
+
+
+@entry(
+    ShardUnavailable,
+    "shard 1 at 10.0.0.2:5000: no capacity for a push in 300.0 s, 96 bytes of acked pushes are not on the disk of the "
+    "pserver yet. Its disk is slow or hangs: see its log, or set FLEET_SPARSE_KEPT_BYTES higher",
+)
+def _full_of_kept_pushes(_: Path) -> None:
+    link = _acked_link(kept_bytes=384)
+    assert not link.has_capacity(1, 96)
+    raise link.no_capacity(300.0)
+
+
+@entry(
+    ShardUnavailable,
+    "shard 0 at 127.0.0.1:1|127.0.0.1:2: no pserver reached in 2 s; last error: 127.0.0.1:<...>: Attach: <...>",
 )
 def _no_replica(_: Path) -> None:
-    PserverReader(["127.0.0.1:1|127.0.0.1:2"], Settings(connect_s=0.2))
+    PserverReader(["127.0.0.1:1|127.0.0.1:2"], Settings(connect_s=2.0))
 
 
 @entry(
@@ -1099,7 +1137,47 @@ def _cluster(_: Path) -> None:
             pulled(cluster, client, cluster.table, [1])
 
 
-# Logs
+@entry(
+    ProtocolError,
+    "worker 0: another process has taken its place, and two snapshots were saved since. Start it again",
+)
+def _forgotten(where: Path) -> None:
+    held = HeldControl(where, shard=make_shard(only_registered=True))
+    request = registration(SGD)
+    request.incarnations.append(held.shard.incarnation)  # it has registered, and is not known any more
+    held.call(request)
+
+
+# Leases and logs
+
+
+@entry(
+    LeaseLost,
+    "shard-0-of-1: this process could not renew its lease, generation 3, for 10 s (FLEET_SPARSE_LEASE_S): it was "
+    "suspended, or FLEET_SPARSE_COORDINATOR was out of reach. Another pserver may answer for the shard now; this one "
+    "answers nothing",
+)
+def _lost_lease(where: Path) -> None:
+    lease = take_lease(DirectoryCoordinator(where, "a job"), "shard-0-of-1", 10.0, job="a job", after=2)
+    lease.lose()
+    try:
+        lease.check()
+    finally:
+        lease.release()
+
+
+@entry(
+    LeaseLost,
+    "log '<dir>': a pserver with generation 5 writes it, this one has 4. Give all pservers of a shard the same "
+    "FLEET_SPARSE_COORDINATOR",
+)
+def _later_writer(where: Path) -> None:
+    former = small_writer(where, generation=4)
+    small_writer(where, generation=5).close()
+    try:
+        former.begin_segment()
+    finally:
+        former.close()
 
 
 @entry(

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -20,9 +20,11 @@ import paddle
 import paddle.distributed.fleet as fleet
 import pytest
 
+from fleet_sparse.core.cache_policies import ALL
 from fleet_sparse.core.initializer import uniform
-from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.plugin.static import op_callbacks
@@ -40,9 +42,11 @@ from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
 from fleet_sparse.worker.net.stream_channel import StreamChannel
 from fleet_sparse.worker.net.zmq_channel import ZmqChannel
+from fleet_sparse.worker.rows.cached_table import CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
+from fleet_sparse.worker.rows.row_caches import RowCaches
 from support.in_process import InProcessCluster
 from support.paddle_plugin import plugin
 from support.shards import CLUSTER, INCARNATION, FrameClient, make_shard, pull, push
@@ -264,6 +268,49 @@ def test_a_single_worker_sends_each_shard_two_frames_a_step(make_step: MakeStep,
     for first in (0, 50, 100):
         step.run(range(first, first + 100))
     assert step.sent == [[Op.PULL, Op.PUSH_PULL] * 3] * 3
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_a_step_with_a_row_cache_sends_one_pull_and_one_push(kind: str) -> None:
+    cluster = InProcessCluster(3)
+    try:
+        mode = Mode(SYNC, SUM, row_bound=RowBound(lag=40)) if kind == "sync" else Mode(row_bound=RowBound(lag=40))
+        clients = [cluster.worker(index, 2, mode, PATIENT) for index in range(2)]
+        deduplicator = Deduplicator(cluster.placement)
+        job = CacheJob(RowBound(lag=40), 2, 0 if kind == "sync" else None, admission=ALL)
+        sent: Counter[tuple[int, bool]] = Counter()  # frames of a step by shard, pulls and pushes apart
+        send = cluster.channel.send
+
+        def noted(shard: int, parts: Sequence[Buffer]) -> bool:
+            op = decode(parts, max_bytes=PATIENT.max_frame_bytes).header.op
+            sent[shard, op is Op.PUSH] += 1
+            return send(shard, parts)
+
+        cluster.channel.send = noted  # type: ignore[method-assign]
+        trainings = [
+            PserverTraining(
+                client,
+                deduplicator,
+                mode,
+                2,
+                caches=RowCaches(client, deduplicator, job, {"table": cluster.table}, max_bytes=1 << 20, max_rows=60),
+            )
+            for client in clients
+        ]
+        rng = np.random.default_rng(0)
+        for _ in range(30):
+            sent.clear()
+            batches = []
+            for training in trainings:
+                unique, _ = deduplicator.unique([rng.integers(0, 100, 40)], cluster.table.salt)
+                batches.append(RowBatch.empty(cluster.table, unique))
+                training.prefetch(batches[-1:])
+            for training, batch in zip(trainings, batches, strict=True):
+                training.update([batch._replace(values=np.ones_like(batch.values), learning_rate=0.5)], [], 1.0)
+            assert sent
+            assert set(sent.values()) == {1}
+    finally:
+        cluster.close()
 
 
 # Bytes

@@ -42,7 +42,7 @@ MAY_IMPORT = {
         "supervise",
     },
     "models": {"plugin", "core"},
-    "tools": {"plugin", "serving", "worker", "wire", "snapshot", "core", "local_pservers", "warm_up"},
+    "tools": {"plugin", "serving", "worker", "wire", "snapshot", "core", "local_pservers", "warm_up", "pserver"},
     "cli": {
         "tools",
         "serving",
@@ -118,13 +118,13 @@ def test_errors_imports_nothing_of_ours() -> None:
     assert not [found for found in imports_from("errors") if targets_of(found)]
 
 
-def test_only_embedded_mode_has_both_sides() -> None:
+def test_only_embedded_mode_and_tools_have_both_sides() -> None:
     both = {
         home
         for home in MAY_IMPORT
         if {"worker", "pserver"} <= {target for found in imports_from(home) for target in targets_of(found)}
     }
-    assert both == {"embedded", "embedded_client"}
+    assert both == {"embedded", "embedded_client", "tools"}
 
 
 def test_paddle_is_imported_by_plugin_transpiler_and_models_only() -> None:

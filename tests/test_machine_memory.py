@@ -61,3 +61,9 @@ def test_used_share_is_that_of_the_fuller_one(
 
 def test_a_system_without_control_groups_has_its_own_share_alone(cgroups: Path) -> None:
     assert machine_memory.used_share() == pytest.approx(0.1)
+
+
+def test_limit_is_that_of_the_smaller_one(cgroups: Path) -> None:
+    assert machine_memory.limit_bytes() == 1000 << 10
+    write_group(cgroups, "0::/job", "job", VERSION_2 | {"memory.stat": "active_file 0\ninactive_file 0\n"})
+    assert machine_memory.limit_bytes() == 1000

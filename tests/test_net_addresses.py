@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from fleet_sparse.errors import SettingError
-from fleet_sparse.net_addresses import Address, as_reached, ip_address_of, is_local
+from fleet_sparse.net_addresses import Address, as_reached, ip_address_of, is_listening, is_local
 
 
 @pytest.fixture
@@ -20,12 +20,30 @@ def is_here(host: str) -> bool:
     return host in {"10.0.0.1", "here"}
 
 
+def nowhere(address: Address) -> bool:
+    return False
+
+
 def test_pservers_of_this_machine_are_reached_over_loopback() -> None:
-    assert as_reached(["10.0.0.1:6000", "here:6001"], is_local=is_here) == ["127.0.0.1:6000", "127.0.0.1:6001"]
+    found = as_reached(["10.0.0.1:6000", "here:6001"], is_local=is_here, is_exposed=nowhere)
+    assert found == ["127.0.0.1:6000", "127.0.0.1:6001"]
 
 
 def test_pservers_of_several_machines_are_reached_as_listed() -> None:
-    assert as_reached(["10.0.0.1:6000", "10.0.0.2:6000"], is_local=is_here) == ["10.0.0.1:6000", "10.0.0.2:6000"]
+    endpoints = ["10.0.0.1:6000", "10.0.0.2:6000"]
+    assert as_reached(endpoints, is_local=is_here, is_exposed=nowhere) == endpoints
+
+
+def test_exposed_pservers_of_this_machine_are_reached_as_listed() -> None:
+    endpoints = ["10.0.0.1:6000", "here:6001"]
+    assert as_reached(endpoints, is_local=is_here, is_exposed=lambda address: address.port == 6001) == endpoints
+
+
+def test_listening_address_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = Address(*listener.getsockname())
+        assert is_listening(address)
+    assert not is_listening(address)
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1:6000", "host.name:0", "[::1]:65535"])

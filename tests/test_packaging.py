@@ -25,6 +25,7 @@ MAY_NEED = {
     "transpiler": ("cpu",),
     "plugin": ("cpu",),
     "models": ("cpu", "demo"),
+    "pserver": ("etcd", "zookeeper"),
     "snapshot": ("remote",),
     "serving": ("cpu", "onnx"),
     "tools": ("cpu", "keys", "parquet", "plot"),
@@ -65,6 +66,8 @@ def test_every_requirement_is_imported_somewhere() -> None:
         *EXTRAS["keys"].values(),
         *EXTRAS["onnx"].values(),
         *EXTRAS["serve"].values(),
+        *EXTRAS["etcd"].values(),
+        *EXTRAS["zookeeper"].values(),
     ],
     ids=str,
 )

@@ -28,7 +28,7 @@ import fleet_sparse
 from benchmarks.options import AT_LEAST_0
 from fleet_sparse.models import synthetic, train
 from fleet_sparse.models.auc import auc
-from fleet_sparse.models.drawn import DRAW, TEST_STREAM, TRAIN_STREAM, Draw
+from fleet_sparse.models.drawn import DRAW, TEST_STREAM, TRAIN_STREAM
 from fleet_sparse.models.embedding import distributed
 from fleet_sparse.models.options import TrainOptions, parse
 from fleet_sparse.models.source import Batch, DataSource
@@ -51,14 +51,18 @@ def draw_examples(directory: Path, *, num_train: int, num_test: int, num_ids: in
     """Writes examples of `models/synthetic.py`, with Criteo's field sizes scaled to `num_ids`."""
     draw = partial(synthetic.draw, field_sizes=synthetic.criteo_sizes(num_ids))
     for name, stream, size in (("train", TRAIN_STREAM, num_train), ("test", TEST_STREAM, num_test)):
-        batches = [_drawn(draw, seed, stream, index) for index in range(-(-size // DRAW))]
-        for column in Batch._fields:
-            array = np.concatenate([getattr(batch, column) for batch in batches])[:size]
-            np.save(directory / f"{name}.{column}.npy", array)
+        shape = draw(1, seed=seed).batch
+        arrays = Batch(*(_memory_map(directory / f"{name}.{key}.npy", size, of) for key, of in shape._asdict().items()))
+        for index in range(-(-size // DRAW)):
+            drawn = draw(DRAW, seed=seed, stream=stream, index=index).batch
+            for array, examples in zip(arrays, drawn, strict=True):
+                array[index * DRAW : (index + 1) * DRAW] = examples[: size - index * DRAW]
 
 
-def _drawn(draw: Draw, seed: int, stream: int, index: int) -> Batch:
-    return draw(DRAW, seed=seed, stream=stream, index=index).batch
+def _memory_map(path: Path, size: int, example: NDArray[Any]) -> NDArray[Any]:
+    """Returns a new array in a file, as large as `size` of these examples."""
+    array: NDArray[Any] = np.lib.format.open_memmap(path, "w+", example.dtype, (size, example.shape[1]))
+    return array
 
 
 def read_examples(directory: Path, batch_size: int, num_workers: int) -> DataSource:

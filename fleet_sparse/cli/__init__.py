@@ -12,7 +12,7 @@ from rich.markup import escape
 from fleet_sparse import __version__
 from fleet_sparse.errors import FleetSparseError
 
-from . import explain, export, keys, log, parity, plan, predict, shrink, snapshot, version, warm_up
+from . import chaos, explain, export, keys, log, parity, plan, predict, shrink, snapshot, version, warm_up
 from .terminal import console
 
 __all__ = ["app", "main"]
@@ -24,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # re-wraps the paragraphs of a help text
     add_completion=False,
 )
+app.command()(chaos.chaos)
 app.command()(explain.explain)
 app.command()(export.export)
 app.command()(parity.parity)

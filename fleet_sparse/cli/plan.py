@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fleet_sparse.counts import count_of
 from fleet_sparse.errors import SettingError
+from fleet_sparse.tools.capacity.cached_rows import NO_CACHE, CachedRows, cached_rows_of
 from fleet_sparse.tools.capacity.chart import chart as chart_of
 from fleet_sparse.tools.capacity.coefficients import CostCoefficients, shipped_coefficients
 from fleet_sparse.tools.capacity.job import MAX_PSERVERS, Machines, PlannedJob
@@ -81,6 +82,8 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
     network_gbit: Annotated[float, typer.Option(help="Network of a machine, Gbit/s in each direction.")] = 25.0,
     round_trip_us: Annotated[float, typer.Option(help="Network latency of a request and its reply.")] = 0.0,
     cores: Annotated[int, _counted("Cores of a machine of pservers; it runs a pserver for every two.")] = 2,
+    cache_rows: Annotated[int, _counted("Rows that each worker caches; needs --row-lag and --distinct zipf.")] = 0,
+    row_lag: Annotated[int, _counted("`max_row_lag` of the cached rows.")] = 0,
     chart: Annotated[
         Path | None,
         typer.Option(help="SVG file for a chart of the step over the number of pservers.", show_default=False),
@@ -100,6 +103,7 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
     if not 1 <= cores <= MAX_PSERVERS:
         raise SettingError(f"plan: --cores is {cores}, should be 1 to {MAX_PSERVERS}")
     coefficients = shipped_coefficients()
+    cached = _cached(cache_rows, row_lag, distinct, rows, fields, batch, workers, mode)
     job = PlannedJob(
         rows=rows,
         dim=dim,
@@ -113,6 +117,7 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
         compute_s=compute_ms / 1e3,
         spread=spread,
         mode=mode.value,
+        cached=cached,
     )
     machines = Machines(
         memory_bytes=memory_gb * 1e9,
@@ -125,10 +130,47 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
         print_json(_as_json(found, coefficients, is_chosen=pservers is None))
     else:
         _show(found, coefficients, is_chosen=pservers is None)
+        if cached != NO_CACHE:
+            _compare(found, plan_of(replace(job, cached=NO_CACHE), machines, coefficients, found.num_pservers))
     if chart is not None:
         _write(chart, chart_of(found, coefficients))
     if not found.fits:
         raise typer.Exit(1)
+
+
+def _cached(
+    cache_rows: int, row_lag: int, distinct: str, rows: int, fields: int, batch: int, workers: int, mode: PlanMode
+) -> CachedRows:
+    """Returns what of the rows travels with `--cache-rows` and `--row-lag`."""
+    if not cache_rows and not row_lag:
+        return NO_CACHE
+    kind, _, power = distinct.partition(":")
+    if kind != "zipf" or not cache_rows or not row_lag:
+        raise SettingError(
+            f"plan: --cache-rows is {cache_rows}, --row-lag is {row_lag} and --distinct is {distinct!r}; should be two "
+            f"numbers above 0, and zipf:{_ZIPF}, which says how often a row is used"
+        )
+    _share(distinct, rows, fields, batch)
+    return cached_rows_of(
+        cache_rows,
+        row_lag,
+        rows=rows,
+        fields=fields,
+        batch=batch,
+        exponent=float(power or _ZIPF),
+        workers=workers,
+        is_sync=mode is PlanMode.sync,
+    )
+
+
+def _compare(found: CapacityPlan, without: CapacityPlan) -> None:
+    saved = 1 - found.traffic.num_bytes / without.traffic.num_bytes
+    pays = "it pays" if found.step_s < without.step_s else "it does not pay"
+    console.print(
+        f"row cache: {found.job.cached.hit:.0%} of the rows of a step are in it, {saved:.0%} of the bytes are saved; "
+        f"a step takes {rounded(1e3 * found.step_s)} ms, without it {rounded(1e3 * without.step_s)} ms: {pays}.",
+        **AS_IS,
+    )
 
 
 def _write(chart: Path, svg: str) -> None:
@@ -261,7 +303,7 @@ def _as_json(found: CapacityPlan, coefficients: CostCoefficients, *, is_chosen: 
         for direction, rate in zip(("in", "out"), rates, strict=True)
     }
     return {
-        "job": asdict(found.job),
+        "job": asdict(found.job) | {"cached": [*found.job.cached]},
         "machines": found.machines._asdict(),
         "num_pservers": found.num_pservers,
         "is_chosen": is_chosen,

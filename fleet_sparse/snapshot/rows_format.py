@@ -24,6 +24,9 @@ ALIGNMENT = 64
 MAX_BLOCK_BYTES = 1 << 20
 """Largest size of the arrays of a block of rows or removed ids; a block of one row may be larger."""
 
+MAX_INDEX_BYTES = 64 << 20
+"""Largest size of the index, written or read."""
+
 HEADER = struct.Struct("<8s4I2Q2I8s")
 FOOTER = struct.Struct("<3Q8s")
 CHECKSUM = struct.Struct("<Q")
@@ -179,6 +182,11 @@ def rows_per_block(columns: Iterable[Column]) -> int:
 def ids_per_block(sizes: Sequence[int]) -> int:
     """Number of ids in each full block whose arrays have these element sizes."""
     return max(MAX_BLOCK_BYTES // sum(sizes), 1)
+
+
+def num_blocks_of(num_ids: int, sizes: Sequence[int]) -> int:
+    """Number of blocks of these ids: all but the last are full."""
+    return -(-num_ids // ids_per_block(sizes))
 
 
 def split(block: NDArray[np.uint8], count: int, sizes: Sequence[int]) -> list[NDArray[np.uint8]]:

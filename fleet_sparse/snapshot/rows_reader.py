@@ -35,6 +35,7 @@ from .rows_format import (
     ID_ONLY,
     IDS,
     MAGIC,
+    MAX_INDEX_BYTES,
     Block,
     DenseIndex,
     DenseSection,
@@ -46,6 +47,7 @@ from .rows_format import (
     element_sizes,
     ids_per_block,
     is_ascending,
+    num_blocks_of,
     padded,
     split,
 )
@@ -217,6 +219,8 @@ class RowsFile:
         offset, num_bytes, checksum, magic = FOOTER.unpack(footer)
         if magic != FOOT_MAGIC or offset < HEADER_BYTES or offset + num_bytes != footer_offset:
             raise self.corrupt("its footer does not point to an index", footer_offset)
+        if num_bytes > MAX_INDEX_BYTES:
+            raise self.corrupt(f"an index of {num_bytes} bytes, at most {MAX_INDEX_BYTES} are read", footer_offset)
         index = self._read(offset, num_bytes).tobytes()
         if xxhash.xxh3_64_intdigest(index) != checksum:
             raise self.corrupt("checksum mismatch in the index", offset)
@@ -229,12 +233,14 @@ class RowsFile:
         sections: list[TableSection] = []
         end = HEADER_BYTES
         for spec, columns, table in tables:
+            sizes = element_sizes(columns)
             with self._explained("index", self.index_offset):
                 _check_lies_in(table.entries, end, self.index_offset)
+                _check_fits(table, sizes, table.entries.offset - end)
             entries = self._read_block(table.entries).view(ENTRY)
             rows, removed = entries[: table.num_rows_blocks], entries[table.num_rows_blocks :]
             with self._explained("list of entries", table.entries.offset):
-                end = _check_entries(rows, element_sizes(columns), table.num_rows, end)
+                end = _check_entries(rows, sizes, table.num_rows, end)
                 end = _check_entries(removed, ID_ONLY, table.num_removed, end)
                 _check_begins(table.entries.offset, end)
             end = table.entries.end
@@ -274,7 +280,10 @@ class RowsFile:
 
     def _read(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
         """Reads bytes whose place in the file was checked."""
-        buffer = np.empty(num_bytes, np.uint8)
+        try:
+            buffer = np.empty(num_bytes, np.uint8)
+        except MemoryError as error:
+            raise SnapshotError(f"{self.name}: a block of {num_bytes} bytes does not fit into memory") from error
         self._file.read_into(offset, buffer.data)
         self.num_bytes_read += num_bytes
         return buffer
@@ -370,6 +379,19 @@ def _check_num_states(spec: TableSpec | DenseSpec, given: int) -> None:
 def _check_lies_in(block: Block, begin: int, end: int) -> None:
     if not begin <= block.offset or block.end > end:
         raise ValueError(f"a block at bytes {block.offset} to {block.end}, should lie in {begin} to {end}")
+
+
+def _check_fits(table: TableIndex, sizes: Sequence[int], num_bytes: int) -> None:
+    """Checks before entries are read that their blocks fit into these bytes, and that they are not more than needed.
+
+    Otherwise a file with a hole, which takes no space on the disk, could have a list of entries of any size.
+    """
+    expected = num_blocks_of(table.num_rows, sizes), num_blocks_of(table.num_removed, ID_ONLY)
+    found = table.num_rows_blocks, table.entries.num_bytes // ENTRY.itemsize - table.num_rows_blocks
+    if found != expected:
+        raise ValueError(f"{found} blocks of rows and of removed ids, should be {expected}")
+    if table.num_rows * sum(sizes) + table.num_removed * IDS.itemsize > num_bytes:
+        raise ValueError(f"{table.num_rows} rows and {table.num_removed} removed ids do not fit into {num_bytes} bytes")
 
 
 def _check_begins(offset: int, expected: int) -> None:

@@ -15,6 +15,7 @@ from fleet_sparse.core.columns import Column, columns_of
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.ids import NUM_BUCKETS, hash_ids
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import SnapshotError
 
 from .checksum import Checksum, encode_checksum
 from .directory import OutputFile
@@ -31,6 +32,7 @@ from .rows_format import (
     ID_ONLY,
     IDS,
     MAGIC,
+    MAX_INDEX_BYTES,
     Block,
     DenseIndex,
     Index,
@@ -255,6 +257,11 @@ class RowsWriter:
         dense = tuple(self._written(each) for each in self._dense)
         value = msgspec.to_builtins(Index(self._save_id, tuple(self._tables), dense), enc_hook=encode_checksum)
         index = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        if len(index) > MAX_INDEX_BYTES:
+            raise SnapshotError(
+                f"{file_name(self._shard, self._num_shards)}: its index has {len(index)} bytes, should have at most "
+                f"{MAX_INDEX_BYTES}. Use fewer tables and dense parameters"
+            )
         checksum = Checksum(xxhash.xxh3_64_intdigest(index))
         self._write(index + FOOTER.pack(self._offset, len(index), checksum, FOOT_MAGIC))
         self._file.finish()

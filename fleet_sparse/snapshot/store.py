@@ -211,6 +211,7 @@ class SnapshotStore:
         target = self.target(plan, manifest.save_id)
         self._check(plan, manifest, target)
         content = manifest.to_json()
+        Manifest.parse(content, f"{target}/{MANIFEST}")
         _check_readable(target, manifest)
         target.put(MANIFEST, content)
         target.sync()

@@ -20,7 +20,7 @@ ROLE_READER: Role
 ROLE_TOOL: Role
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("protocol_version", "worker_index", "num_workers", "client_id", "client_epoch", "table_specs", "mode", "role", "job_id", "launch", "resumption")
+    __slots__ = ("protocol_version", "worker_index", "num_workers", "client_id", "client_epoch", "table_specs", "mode", "role", "job_id", "launch", "resumption", "incarnations")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class RegisterRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
     RESUMPTION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_index: int
     num_workers: int
@@ -43,7 +44,8 @@ class RegisterRequest(_message.Message):
     job_id: int
     launch: Launch
     resumption: Resumption
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., job_id: _Optional[int] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ...) -> None: ...
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., job_id: _Optional[int] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("push_seq", "step", "open_barriers")

@@ -29,6 +29,8 @@ HEADER_BYTES = 128
 BLOCK_BYTES = 64
 MAX_BLOCKS = 4096
 MAX_DIM = 65535
+MAX_OPTIMIZER_STEP = 1 << 62
+"""Largest one of a push, so that its successors are signed words, too."""
 MAX_MESSAGE_BYTES = 4096
 MAX_PARTS = 1 + 2 * MAX_BLOCKS
 UNCHECKED_COLUMNS = 1

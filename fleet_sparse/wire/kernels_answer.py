@@ -71,6 +71,7 @@ from fleet_sparse.core.table_words import (
     STATES,
 )
 
+from .frame_format import MAX_OPTIMIZER_STEP
 from .message_words import (
     BLOCK_WORDS,
     COUNT_WORD,
@@ -185,7 +186,8 @@ def find_blocks(
             is_scaled = message[block + SCALE_WORD] != _ONE_BITS
             is_weight = is_staged and 0.0 <= scale < np.inf
             is_fast = abs(numbers[block + LEARNING_RATE_WORD]) <= _MAX_FLOAT32
-            if message[part] != row_bytes or step <= 0 or not is_fast or (is_scaled and not is_weight):
+            is_step = 0 < step <= MAX_OPTIMIZER_STEP
+            if message[part] != row_bytes or not is_step or not is_fast or (is_scaled and not is_weight):
                 return False
             first, group = tables[table, FIRST_ROW], tables[table, RULE_GROUP]
             if tables[first, MARK] == sums[NUM_FRAMES]:

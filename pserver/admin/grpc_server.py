@@ -10,21 +10,31 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from fleet_sparse.control_socket import ControlSocket
 from fleet_sparse.credentials import NO_KEYS, Credentials
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
 
 from ..endpoints import cannot_bind
+from ..lease.lease import Lease
 from ..permissions import check_call
 from ..throttled_log import ThrottledLog
 
 _log = logging.getLogger(__name__)
 _refusals = ThrottledLog(_log)
+
+
+def _is_no_lost_reply(record: logging.LogRecord) -> bool:
+    """Returns whether a record of gRPC is not that of a reply to a caller that waits no longer."""
+    return not str(record.msg).startswith("ExecuteBatchError")
+
+
+# gRPC would log a traceback for each such reply, and any client can wait too short.
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_reply)
 
 # When the server stops, replies under way have this long to arrive; then the calls that wait are cancelled.
 LAST_REPLIES_S = 1.0
@@ -77,6 +87,7 @@ class ControlPlane:
         service: Answers the calls, inside the event loop.
         settings: `heartbeat_s` and `worker_lost_s` are the interval and the deadline of heartbeats on connections.
         credentials: Credentials of this process.
+        lease: Lease of the shard, without which nothing is answered; None if there is none.
 
     Attributes:
         port: The port that was bound.
@@ -86,9 +97,15 @@ class ControlPlane:
     """
 
     def __init__(
-        self, address: str, service: CallService, settings: Settings, credentials: Credentials = NO_KEYS
+        self,
+        address: str,
+        service: CallService,
+        settings: Settings,
+        credentials: Credentials = NO_KEYS,
+        lease: Lease | None = None,
     ) -> None:
         self._service = service
+        self._lease = lease
         self._settings = settings
         self._credentials = credentials
         self._loop = asyncio.new_event_loop()
@@ -112,9 +129,10 @@ class ControlPlane:
 
     async def _start(self, address: str) -> int:
         self._server = grpc.aio.server(options=[*_OPTIONS, *_connections(self._settings)])
-        handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._handler(name), request.FromString, reply.SerializeToString)
-            for name, (request, reply) in METHODS.items()
+        # Requests are decoded by the handler: gRPC would log a traceback for each that is no message.
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(self._handler(name), None, reply.SerializeToString)
+            for name, (_, reply) in METHODS.items()
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -133,19 +151,25 @@ class ControlPlane:
         self._service.release_waiting()
         await self._server.stop(LAST_REPLIES_S)
 
-    def _handler(self, name: str) -> Callable[[Message, Any], Any]:
-        async def handle(request: Message, context: Any) -> Message:
+    def _handler(self, name: str) -> Callable[[bytes, Any], Any]:
+        async def handle(data: bytes, context: Any) -> Message:
             try:
+                request = _decoded(name, data)
                 check_call(self._credentials.role_of(context), name, request)
-                return await self._service.call(name, request)
+                answered: Message | Exception = await self._service.call(name, request)
             except Exception as error:
                 if not isinstance(error, FleetSparseError):
                     _log.exception("%s failed", name)
                 else:
                     _refusals.warning("%s refused: %s", name, error)
-                status = to_status(error)
+                answered = error
+            if self._lease is not None and self._lease.is_lost:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the pserver has lost its lease")
+            if isinstance(answered, Exception):
+                status = to_status(answered)
                 await context.abort(grpc.StatusCode[status.code], status.details, status.metadata)
-                raise  # abort has raised
+                raise answered  # abort has raised
+            return answered
 
         return handle
 
@@ -158,6 +182,20 @@ class ControlPlane:
         self._loop.close()
         if self._socket is not None:
             self._socket.close()
+
+
+def _decoded(name: str, data: bytes) -> Message:
+    """Returns the request of a call.
+
+    Raises:
+        ProtocolError: The bytes are no such message.
+    """
+    try:
+        return METHODS[name][0].FromString(data)
+    except DecodeError:
+        raise ProtocolError(
+            f"{name}: its {len(data)} bytes are no {METHODS[name][0].__name__}", code=ErrorCode.MALFORMED
+        ) from None
 
 
 def _connections(settings: Settings) -> list[tuple[str, int]]:

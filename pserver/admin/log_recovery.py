@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,15 +19,22 @@ from xxhash import xxh3_64_intdigest
 
 from fleet_sparse.core.placement import num_row_shards_of
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import SettingError
+from fleet_sparse.errors import LeaseLost, SettingError
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import LocalDirectory, is_url
 
 from ..engine.shard import Shard
-from ..log.checkpoint import Checkpoint, adopt_checkpoint, checkpoint_name, read_checkpoint, remove_superfluous
-from ..log.log_format import LogIdentity, corrupt
+from ..log.checkpoint import (
+    CHECKPOINT,
+    Checkpoint,
+    adopt_checkpoint,
+    checkpoint_name,
+    read_checkpoint,
+    remove_superfluous,
+)
+from ..log.log_format import LogIdentity, corrupt, segment_name
 from ..log.log_reader import LogReader
-from ..log.log_writer import SEGMENT_BYTES, LogWriter
+from ..log.log_writer import SEGMENT_BYTES, LogWriter, locked
 from ..log.replay import Replayed, replay
 from ..log.shard_log import ShardLog
 from .snapshot_loader import load_file
@@ -36,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 _CHANGED_IDS = 1 << 16
 """Most ids of a record of kind CHANGED: it is appended between two requests."""
+_FIRST_LSN = 1
+"""First lsn of a log that has no checkpoint yet."""
 
 
 def log_directory(settings: Settings, shard: int, num_shards: int) -> Path:
@@ -81,7 +91,9 @@ def recover(shard: Shard, directory: Path, identity: LogIdentity | None = None) 
     return None if opened is None else _fill(shard, opened, identity)
 
 
-def start_log(shard: Shard, directory: Path, settings: Settings, *, segment_bytes: int = SEGMENT_BYTES) -> bool:
+def start_log(
+    shard: Shard, directory: Path, settings: Settings, *, generation: int = 0, segment_bytes: int = SEGMENT_BYTES
+) -> bool:
     """Continues the log of a job, or begins one; the shard has it afterwards.
 
     A log of another job is set aside.
@@ -90,6 +102,7 @@ def start_log(shard: Shard, directory: Path, settings: Settings, *, segment_byte
         shard: An empty shard.
         directory: Directory of the log of one shard.
         settings: Durability, job id and times.
+        generation: Generation of the lease of the shard; 0 without a lease for the next one of the log.
         segment_bytes: Length of a segment.
 
     Returns:
@@ -97,16 +110,41 @@ def start_log(shard: Shard, directory: Path, settings: Settings, *, segment_byte
 
     Raises:
         LogCorrupt, SnapshotError: As `recover`.
-        LogFull, SettingError: As `LogWriter`.
+        LogFull: As `LogWriter`.
+        LeaseLost: A process with a larger generation has begun to write the log.
     """
-    identity, begun_at = identity_of(shard, settings.job_id), time.monotonic()
+    identity = identity_of(shard, settings.job_id)
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        _set_aside_other(directory, identity)
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        replayed = _continue_log(shard, directory, identity, settings, generation, segment_bytes)
+    if replayed is not None and replayed.is_cut:
+        write_checkpoint(shard)
+    return replayed is not None and replayed.num_records > 0
+
+
+def _set_aside_other(directory: Path, identity: LogIdentity) -> None:
+    """Renames the directory of a log of another job."""
     opened = _open(directory)
     if opened is not None and opened.reader.identity is not None and opened.reader.identity.job != identity.job:
         aside = directory.with_name(f"{directory.name}.{opened.reader.identity.job:016x}")
         _log.warning("%s: the log of another job is set aside as %s", directory, aside)
         directory.rename(aside)
-        opened = None
-    replayed: Replayed | None = None
+
+
+def _continue_log(
+    shard: Shard, directory: Path, identity: LogIdentity, settings: Settings, generation: int, segment_bytes: int
+) -> Replayed | None:
+    """Fills a shard from its log, and makes it write there; returns what was replayed, None if the log begins."""
+    begun_at, opened, replayed = time.monotonic(), _open(directory), None
+    newest = 0 if opened is None else opened.reader.generation
+    if 0 < generation <= newest:
+        raise LeaseLost(
+            f"log {str(directory)!r}: a pserver with generation {newest} writes it, this one has {generation}. Give "
+            "all pservers of a shard the same FLEET_SPARSE_COORDINATOR"
+        )
     if opened is not None:
         replayed = _fill(shard, opened, identity)
         if opened.reader.torn is not None:
@@ -124,7 +162,7 @@ def start_log(shard: Shard, directory: Path, settings: Settings, *, segment_byte
     writer = LogWriter(
         directory,
         identity,
-        generation=1 if replayed is None else replayed.generation + 1,
+        generation=generation or newest + 1,
         newest_lsn=0 if replayed is None else replayed.newest_lsn,
         newest_checksum=0 if replayed is None else replayed.newest_checksum,
         num_bytes=0 if replayed is None else replayed.num_bytes,
@@ -138,9 +176,7 @@ def start_log(shard: Shard, directory: Path, settings: Settings, *, segment_byte
         failover_s=settings.failover_s,
         control=None if replayed is None else replayed.control,
     )
-    if replayed is not None and replayed.is_cut:
-        write_checkpoint(shard)
-    return replayed is not None and replayed.num_records > 0
+    return replayed
 
 
 def write_checkpoint(shard: Shard) -> None:
@@ -180,7 +216,8 @@ def finish_checkpoint(
     note = partial(_note_changed, shard.log, post)
     file = msgspec.structs.replace(save.write(target, post, note), clients=())  # the segment has their marks
     shard.log.writer.sync()
-    adopt_checkpoint(directory, Checkpoint(first_lsn, file))
+    with shard.log.writer.exclusive():
+        adopt_checkpoint(directory, Checkpoint(first_lsn, file))
 
 
 def _note_changed(
@@ -201,7 +238,12 @@ def close_log(log: ShardLog) -> None:
     """Ends a log, and removes its directory if the job has ended."""
     log.writer.close()
     if log.is_finished:
-        shutil.rmtree(log.writer.directory, ignore_errors=True)
+        directory = log.writer.directory
+        ended = directory.with_name(f"{directory.name}.ended")
+        shutil.rmtree(ended, ignore_errors=True)
+        with suppress(OSError, LeaseLost), log.writer.exclusive():
+            directory.rename(ended)  # in one step: nothing continues from a part of a log
+        shutil.rmtree(ended, ignore_errors=True)
 
 
 class _Opened(NamedTuple):
@@ -218,7 +260,11 @@ def _open(directory: Path) -> _Opened | None:
         return None
     checkpoint = read_checkpoint(directory)
     reader = LogReader(directory, None if checkpoint is None else checkpoint.first_lsn)
-    return _Opened(directory, checkpoint, reader) if reader.paths else None
+    if not reader.paths:
+        return None
+    if checkpoint is None and reader.paths[0].name != segment_name(_FIRST_LSN):
+        raise corrupt(str(directory / CHECKPOINT), f"it is missing, and the log begins with {reader.paths[0].name}", 0)
+    return _Opened(directory, checkpoint, reader)
 
 
 def _fill(shard: Shard, opened: _Opened, identity: LogIdentity | None) -> Replayed:

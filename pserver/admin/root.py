@@ -34,10 +34,11 @@ def _under_path(root: str, dirname: str) -> Directory:
     try:
         real_root = Path(root).resolve()
         real = (real_root / dirname).resolve()
-    except (OSError, RuntimeError) as error:
+        # Python 3.13 leaves a link that leads to itself in the path; up to 3.12 the lines above raise.
+        is_loop = any(directory.is_symlink() for directory in (real, *real.parents))
+    except (OSError, RuntimeError, ValueError) as error:
         raise SnapshotError(f"directory {dirname!r}: cannot be resolved: {error}") from error
-    # Python 3.13 leaves a link that leads to itself in the path; up to 3.12 the lines above raise.
-    if any(directory.is_symlink() for directory in (real, *real.parents)):
+    if is_loop:
         raise SnapshotError(f"directory {dirname!r}: cannot be resolved: {str(real)!r} has a symbolic link to itself")
     if not real.is_relative_to(real_root):
         raise _outside(dirname, str(real), str(real_root))

@@ -17,7 +17,7 @@ import msgspec
 
 from fleet_sparse.core.criteria import Criterion, checked
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.errors import SnapshotError
+from fleet_sparse.errors import ErrorCode, ProtocolError, SnapshotError
 from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition
 from fleet_sparse.snapshot.store import Plan, SnapshotStore
@@ -195,6 +195,7 @@ class SaveService:
     async def begin(self, request: messages.BeginSaveRequest) -> messages.BeginSaveReply:
         """Answers BeginSave once the shard is cut, or cannot write this delta."""
         save_id = request.plan.save_id
+        _check_position(request.position)
         self._membership.check_not_ended(f"save {request.plan.dirname!r}", request.client_id)
         self._check_not_ended(save_id)
         while (running := self._running) is not None and running.save.save_id != save_id:
@@ -261,6 +262,8 @@ class SaveService:
 
     async def report_position(self, request: messages.ReportPositionRequest) -> messages.ReportPositionReply:
         """Answers ReportPosition once the shard is cut, or the save has ended or did not begin in time."""
+        for position in request.positions:
+            _check_position(position)
         self._membership.check_not_ended(f"save {request.save_id}", request.client_id)
         deadline = time.monotonic() + self._positions_s
         while request.save_id not in self._ended:
@@ -441,6 +444,27 @@ def _file_of(file: messages.ShardFile) -> ShardFile:
     clients = tuple(Watermark(client.client_id, client.epoch, client.watermark) for client in file.clients)
     checksum = Checksum(file.checksum)
     return ShardFile(file.shard, file.file, file.num_bytes, file.num_rows, file.num_removed, checksum, clients)
+
+
+def _check_position(position: messages.WorkerPosition) -> None:
+    """Refuses a position that a manifest cannot have: the save would fail at its end.
+
+    Raises:
+        ProtocolError: It is not JSON, or has a number that is not finite, or its step is past all bounds.
+    """
+    if position.step >= 1 << 63:
+        raise ProtocolError(
+            f"worker {position.worker_index}: its step is {position.step}, should be below 2^63",
+            code=ErrorCode.MALFORMED,
+        )
+    if not position.position:
+        return
+    try:
+        json.dumps(json.loads(position.position), allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(
+            f"worker {position.worker_index}: its position is not JSON: {error}", code=ErrorCode.MALFORMED
+        ) from None
 
 
 def _position_of(position: messages.WorkerPosition) -> WorkerPosition:

@@ -73,7 +73,7 @@ class Supervised(NamedTuple):
     """How a pserver was started that is started again when it dies."""
 
     is_restart: bool
-    """True if workers had registered with the pserver that was started before."""
+    """True if workers had registered with the pserver before, whose place this one takes."""
     has_recovered: bool
     """True if the snapshot that was loaded is the newest of the job."""
     on_job: Callable[[], None]
@@ -132,6 +132,7 @@ class ControlService:
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
         self._has_log = shard.log is not None
+        self._continues_log = self._is_restart and shard.log is not None and bool(shard.log.control.workers)
         self._is_synced = settings.durability == "sync"
         self._on_job: Callable[[], None] = _ignore if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
@@ -310,17 +311,20 @@ class ControlService:
         resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
         if resumption is not None:
             self._membership.check_not_ended(who, request.client_id)
+        must_know = self._shard.incarnation in request.incarnations or (resumption is not None and self._continues_log)
+        if must_know:
+            await self._on_data_thread(partial(self._check_known, who, request.client_id))
         await self._wait_for_admission(registrant)
         try:
             self._membership.check_mode(registrant)
             specs = [_parse(who, text) for text in request.table_specs]
         except Exception as error:
-            joins = self._register_in_job(registrant._replace(mode=None))
+            joins = self._register_in_job(registrant._replace(mode=None), must_know=must_know)
             await self._on_data_thread(partial(self._join, joins))
             await self._sync_log()
             await self._refuse(registrant, error)
             raise
-        joins = self._register_in_job(registrant)
+        joins = self._register_in_job(registrant, must_know=must_know)
         self._on_job()
         if resumption is not None:
             self._membership.keep_open(resumption.open_barriers)
@@ -365,14 +369,14 @@ class ControlService:
         if self._shard.log is not None:
             await in_thread(self._shard.log.writer.sync)
 
-    def _register_in_job(self, registrant: Registrant) -> _Joining:
+    def _register_in_job(self, registrant: Registrant, *, must_know: bool) -> _Joining:
         joined = self._membership.register(registrant, self._clock())
         if joined.is_new:
             self._num_loads_before[registrant.worker_index] = self._loads.num_kept
             self._give_up_snapshots(registrant.worker_index)
         if joined.begins_job:
             self._wake_barriers()  # at which workers of the job before wait
-        return _Joining(registrant, joined, self._num_loads_before[registrant.worker_index])
+        return _Joining(registrant, joined, self._num_loads_before[registrant.worker_index], must_know)
 
     async def _refuse(self, registrant: Registrant, error: Exception) -> None:
         """Fails what the other workers wait for, because the registration of this one was refused."""
@@ -605,6 +609,8 @@ class ControlService:
     ) -> list[TableState]:
         """Declares a worker's tables, and makes it a worker; without a mode if its tables are refused."""
         registrant, mode = joining.registrant, None
+        if joining.must_know:  # saves may have been committed since that was checked first
+            self._check_known(registrant.where, registrant.client_id)
         try:
             self._shard.add_tables(specs, declared_by=registrant.where)
             mode = registrant.mode
@@ -620,10 +626,18 @@ class ControlService:
             if self._shard.log is not None:
                 joining.note_in(self._shard.log, mode)
         if resumption is not None:
-            self._shard.resume_worker(
-                registrant.worker_index, registrant.client_id, resumption.push_seq, resumption.step
-            )
+            # Those of the log or snapshot count also if the shard has forgotten the client since.
+            push_seq = max(resumption.push_seq, self._restored.get(registrant.client_id, 0))
+            self._shard.resume_worker(registrant.worker_index, registrant.client_id, push_seq, resumption.step)
         return self._shard.states()
+
+    def _check_known(self, who: str, client_id: bytes) -> None:
+        """Checks that pushes of a client that registered here before are not forgotten: they might be applied twice."""
+        if not self._shard.knows(client_id):
+            raise ProtocolError(
+                f"{who}: another process has taken its place, and two snapshots were saved since. Start it again",
+                code=ErrorCode.STALE_EPOCH,
+            )
 
     def _visit(self, client_id: bytes) -> list[TableState]:
         self._shard.visit(client_id)
@@ -653,6 +667,8 @@ class _Joining(NamedTuple):
     registrant: Registrant
     joined: Joined
     num_loads: int
+    must_know: bool
+    """True if the shard has applied pushes of this client, unless it has forgotten it."""
 
     def note_in(self, log: ShardLog, mode: Mode | None) -> None:
         """Appends the registration to the log."""

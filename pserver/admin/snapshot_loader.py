@@ -20,7 +20,6 @@ from fleet_sparse.snapshot.rows_format import DenseSection, TableSection
 from fleet_sparse.snapshot.rows_reader import RowsFile, open_rows_file
 from fleet_sparse.snapshot.store import open_chain
 
-from ..engine.dedup import DedupLedger
 from ..engine.shard import Shard
 from ..tables.table import Part, Table
 
@@ -112,7 +111,7 @@ class _Loading:
             self.num_files += len(files)
             self.num_bytes_read += sum(file.num_bytes_read for file in files)
         if is_newest and manifest.num_shards == self._shard.num_shards:
-            self._shard.ledger = DedupLedger(manifest.files[self._shard.shard_index].clients)
+            self._shard.expect(manifest.files[self._shard.shard_index].clients)
 
     def add_file(self, file: RowsFile) -> None:
         """Applies one file that contains all of the shard."""
@@ -139,6 +138,8 @@ class _Loading:
             table = self._shard.add_table(section.spec, declared_by=self._origin, is_loaded=True).table
         except TableMismatch as error:
             raise file.corrupt(str(error), file.index_offset) from error
+        except MemoryError as error:
+            raise SnapshotError(f"{file.name}: {section.spec.name!r} does not fit into memory: {error}") from error
         table.optimizer_step = max(table.optimizer_step, section.optimizer_step)
 
     def _check_active(self) -> None:

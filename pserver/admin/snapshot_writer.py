@@ -178,13 +178,12 @@ class Save:
             committed_as: Checksum of the manifest that names the file; None if the save failed: what changed up to the
                 cut still counts as changed then.
         """
-        is_kept = committed_as is not None and self.is_complete
         if self._is_cut and self._log is not None:
             self._log.end_save(self.save_id, committed_as)
         for table, cut in self._saved:
-            cut.end(kept=is_kept)
+            cut.end(kept=committed_as is not None and self.is_complete)
             if committed_as is not None and self._ends_day:
                 self._shard.commit([], [DayEnd(table.spec.table_id)])
-        if is_kept:
-            self._shard.base = committed_as
+        if committed_as is not None and self.is_complete:
+            self._shard.note_saved(committed_as)
         self._saved, self._is_cut = [], False

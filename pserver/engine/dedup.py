@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum, auto
 
 from fleet_sparse.core.watermark import Watermark
@@ -56,6 +56,12 @@ class DedupLedger:
         """All pushes up to a watermark count as applied, although some may be lost. An older one changes nothing."""
         if mark.watermark > self.applied(mark.client_id):
             self.record([mark])
+
+    def forget(self, client_ids: Collection[bytes]) -> None:
+        """Drops the watermarks of clients whose pushes are refused from now on."""
+        # Made again, because a dict does not shrink.
+        self._applied = {each: mark for each, mark in self._applied.items() if each not in client_ids}
+        self._newest = {each: seq for each, seq in self._newest.items() if each not in client_ids}
 
     def check_new(self, watermarks: Iterable[Watermark]) -> None:
         """Checks that none of these watermarks is recorded.

@@ -147,7 +147,7 @@ class Job:
         if worker in self._has_prepared and header.op is not Op.COMMIT:
             return ErrorCode.MALFORMED, f"header: worker {worker} pushes step {header.step} a second time"
         due = self.clock.next_step(worker)
-        if header.step != due or (self.is_sync and due > self.clock.complete + 1):
+        if header.step != due or (self.is_sync and due > self.clock.complete + 1 and not self._is_ahead(header)):
             complete = self.clock.complete
             return ErrorCode.MALFORMED, (
                 f"header: worker {worker} pushes step {header.step}; its next one is {due}, and {complete} is complete"
@@ -164,6 +164,13 @@ class Job:
                 "staged. Set FLEET_SPARSE_MAX_STAGED_BYTES higher, or use more pservers"
             )
         return None
+
+    def _is_ahead(self, header: Header) -> bool:
+        """Returns whether a push prepares the step after the prepared one, which its worker has committed.
+
+        After a failover the log may lack the COMMITs of other workers, which send them again.
+        """
+        return header.op is Op.PREPARE and header.step == self.prepared.step + 1
 
     def _accepts(self, op: Op, step: int) -> bool:
         """Returns whether the next step may get such a push: all its contributions are prepared first, or none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from fleet_sparse.wire.frame_format import PULLS, FrameError, Op
 
 from ..refusal import Refusal
 from ..tables.row_asks import CacheTerms
+from .departed import DepartedClients
 from .job import Job
 
 MAX_VISITORS = 1 << 16
@@ -30,13 +31,15 @@ class JobsState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         clients: Client of each worker.
-        replaced: Clients that another one has replaced.
+        replaced: Clients that another one has replaced and that are not forgotten.
         ended: Why the job before the current one failed: code, number and message; None if it did not.
         mode: Mode of the current job, as JSON; None if steps are not counted, as all that follows.
         num_workers: Number of workers of the current job.
         members: Worker of each client that takes part in its steps.
         steps: Newest step of each worker that is applied.
         failure: Why it failed, as `ended`.
+        departed: As `DepartedClients.recent`.
+        departed_earlier: As `DepartedClients.earlier`.
         row_bound: What rows that workers cache may lack; None, and left out of the JSON, if workers cache no rows. Then
             `num_workers` is given also where steps are not counted.
     """
@@ -49,6 +52,8 @@ class JobsState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members: dict[str, int] = {}
     steps: list[int] = []
     failure: tuple[int, int, str] | None = None
+    departed: list[str] = []
+    departed_earlier: list[str] = []
     row_bound: RowBound | None = None
 
     def to_builtins(self) -> Any:
@@ -73,7 +78,8 @@ class Jobs:
 
     Args:
         max_staged_bytes: As of a `Job`.
-        only_registered: True if clients that have not registered are refused; otherwise they are like workers.
+        only_registered: True if clients that have not registered are refused, so that those that departed can be
+            forgotten; otherwise they are like workers.
 
     Attributes:
         pushing: Clients that may push.
@@ -94,6 +100,7 @@ class Jobs:
         self._clients: dict[int, bytes] = {}  # client ids by worker
         self._barred: dict[bytes, FrameError] = {}  # why a client may not push
         self._visitors: deque[bytes] = deque()
+        self._departed = DepartedClients()
 
     def join(self, worker: int, num_workers: int, client_id: bytes, mode: Mode | None, *, begins_job: bool) -> None:
         """Makes a client a worker; in the place of one that took part in steps it fails the current job.
@@ -112,6 +119,7 @@ class Jobs:
         elif worker in self._clients:
             self._bar([self._clients[worker]])
         self._barred.pop(client_id, None)
+        self._departed.discard(client_id)
         self.pushing.add(client_id)
         self.reading.add(client_id)
         self._clients[worker] = client_id
@@ -163,13 +171,42 @@ class Jobs:
     def _bar(self, client_ids: Collection[bytes]) -> None:
         """Other clients have taken the places of these."""
         self._barred |= dict.fromkeys(client_ids, _REPLACED)
+        self._departed.add(client_ids)
         self.pushing.difference_update(client_ids)
+
+    def knows(self, client_id: bytes) -> bool:
+        """Returns whether a client has registered and is not forgotten."""
+        return client_id in self.reading or client_id in self._departed
+
+    def expect(self, client_ids: Iterable[bytes]) -> None:
+        """These clients were workers before this process: those that are not now, and do not return, are forgotten."""
+        self._departed.add(set(client_ids).difference(self._clients.values()))
+
+    def forget_departed(self) -> set[bytes]:
+        """A save is committed: forgets, and returns, the workers that were replaced before the save before it.
+
+        They have no pushes that are staged: a step that has some fails when their client is replaced.
+        """
+        if not self._only_registered:  # one that was forgotten would be admitted again
+            return set()
+        forgotten = self._departed.pass_save()
+        if forgotten:  # made again, because dicts and sets do not shrink
+            self._barred = {each: why for each, why in self._barred.items() if each not in forgotten}
+            self.reading = self.reading - forgotten
+            self.pushing = set(self.pushing)
+        return forgotten
 
     def state(self) -> JobsState:
         """Returns what a log keeps."""
         clients = {worker: client_id.hex() for worker, client_id in self._clients.items()}
         replaced = [client_id.hex() for client_id, why in self._barred.items() if why is _REPLACED]
-        state = JobsState(clients, replaced, _numbers_of(self.ended))
+        state = JobsState(
+            clients,
+            replaced,
+            _numbers_of(self.ended),
+            departed=[client_id.hex() for client_id in self._departed.recent],
+            departed_earlier=[client_id.hex() for client_id in self._departed.earlier],
+        )
         if (terms := self.cache_terms) is not None:
             state = msgspec.structs.replace(state, row_bound=terms.bound, num_workers=terms.num_workers)
         job = self.current
@@ -197,6 +234,8 @@ class Jobs:
         self._barred = dict.fromkeys(map(bytes.fromhex, state.replaced), _REPLACED)
         self.pushing = set(self._clients.values())
         self.reading = self.pushing | self._barred.keys()
+        self._departed = DepartedClients(map(bytes.fromhex, state.departed), map(bytes.fromhex, state.departed_earlier))
+        self._departed.add(self._barred)
         self.ended, self.current = _error_of(state.ended), None
         terms = state.num_workers, state.mode is not None
         self.cache_terms = None if state.row_bound is None else CacheTerms(state.row_bound, *terms)

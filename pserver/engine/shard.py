@@ -265,6 +265,28 @@ class Shard:
         if self.job is not None:
             self._answer_ready(self.job)
 
+    def knows(self, client_id: bytes) -> bool:
+        """Returns whether a client has registered and is not forgotten: none of its pushes is applied twice."""
+        return self._jobs.knows(client_id)
+
+    def expect(self, watermarks: Sequence[Watermark]) -> None:
+        """Continues with the pushes of a snapshot. Clients that do not register again are forgotten after two saves."""
+        self.ledger = DedupLedger(watermarks)
+        self._jobs.expect(mark.client_id for mark in watermarks)
+
+    def note_saved(self, checksum: int) -> None:
+        """A save of all tables was committed: it is the base of the next delta, and old clients are forgotten.
+
+        Args:
+            checksum: That of its manifest.
+        """
+        self.base = checksum
+        forgotten = self._jobs.forget_departed()
+        if forgotten:
+            self.ledger.forget(forgotten)
+            if self.log is not None:
+                self.log.forget(forgotten)
+
     # Requests
 
     def execute(self, header: Header, blocks: Sequence[Block], outs: Outs = ()) -> Reply:
@@ -529,7 +551,7 @@ class Shard:
             ValueError: The state cannot be read.
         """
         self._jobs.restore(state)
-        self.ledger = DedupLedger(watermarks)
+        self.expect(watermarks)
         self._restore_left(left)
 
     def replay(

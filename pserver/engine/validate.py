@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.wire.frame_format import BLOCK_BYTES, HEADER_BYTES, Action, Block, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import (
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    MAX_OPTIMIZER_STEP,
+    Action,
+    Block,
+    FrameError,
+    Header,
+    Op,
+)
 from fleet_sparse.wire.row_dtype import RowDtype, from_frame
 
 from ..refusal import Refusal
@@ -183,6 +192,11 @@ def _changed_table(tables: TableMap, index: int, block: Block) -> tuple[Table, N
         raise Refusal(ErrorCode.SCHEMA, f"{table.where}: it is read-only for this client, nothing can be pushed")
     if block.rows is None:
         raise Refusal(ErrorCode.MALFORMED, f"{table.where}: action {block.action.name} without rows")
+    if block.optimizer_step > MAX_OPTIMIZER_STEP:
+        raise Refusal(
+            ErrorCode.MALFORMED,
+            f"{table.where}: optimizer step is {block.optimizer_step}, at most {MAX_OPTIMIZER_STEP} is accepted",
+        )
     rows: NDArray[np.float32] = block.rows  # type: ignore[assignment]  # float32 if its dtype says so
     if block.dtype is not RowDtype.FLOAT32:
         rows = table.widened(block.rows, block.dtype)

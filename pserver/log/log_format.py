@@ -33,7 +33,6 @@ HEADER = struct.Struct("<4s2HI2H6Q")
 HEAD = struct.Struct("<4s2H4Q4IQ")
 MARK = struct.Struct("<16s2IQ")
 HEADER_BYTES, HEAD_BYTES, MARK_BYTES = HEADER.size, HEAD.size, MARK.size
-NEXT_SEGMENT: Final = "next.fsl"
 _CHECKSUM_BYTES = 8
 _NO_CHECKSUM = bytes(_CHECKSUM_BYTES)
 _ID_BYTES, _FLOAT_BYTES = 8, 4
@@ -221,6 +220,16 @@ def column_sizes(table: memoryview) -> list[int]:
 def segment_name(first_lsn: int) -> str:
     """Returns the name of the file of a segment."""
     return f"{first_lsn:020d}.fsl"
+
+
+def next_segment_name(generation: int) -> str:
+    """Returns the file name of the segment that the pserver of a generation has allocated ahead."""
+    return f"next-{generation}.fsl"
+
+
+def is_next_segment(name: str) -> bool:
+    """Returns whether a file is a segment that was allocated ahead, by its name."""
+    return name.startswith("next-")
 
 
 def is_segment(name: str) -> bool:

@@ -78,8 +78,8 @@ class LogReader:
         self.newest_checksum = 0
         self.torn: TornEnd | None = None
         self.end = 0
-        for path in self.paths:
-            header = read_header(path)
+        self._headers = [read_header(path) for path in self.paths]
+        for path, header in zip(self.paths, self._headers, strict=True):
             if self.identity is None:
                 self.identity, self.newest_lsn = header.identity, header.first_lsn - 1
                 self.newest_checksum = header.previous
@@ -95,8 +95,8 @@ class LogReader:
         Raises:
             LogCorrupt: Bytes are wrong in another place than a torn end.
         """
-        for path in self.paths:
-            yield from self._records_of(path, is_last=path is self.paths[-1])
+        for path, header, follower in zip(self.paths, self._headers, [*self._headers[1:], None], strict=True):
+            yield from self._records_of(path, header, follower)
 
     def cut_off(self) -> None:
         """Cuts the unused end off the last segment, once all records are read, so that a segment may follow it.
@@ -105,27 +105,38 @@ class LogReader:
             OSError: The system refuses.
         """
         if self.paths:
-            with self.paths[-1].open("rb+") as file:
-                file.truncate(self.end)
-                os.fsync(file.fileno())
+            segment = os.open(self.paths[-1], os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.ftruncate(segment, self.end)
+                os.fsync(segment)
+            finally:
+                os.close(segment)
 
-    def _records_of(self, path: Path, *, is_last: bool) -> Iterator[Record]:
-        header, data = read_header(path), _mapped(path)
+    def _records_of(self, path: Path, header: SegmentHeader, follower: SegmentHeader | None) -> Iterator[Record]:
+        data = _mapped(path)
+        # What a later generation does not continue was appended by a process that had lost its lease.
+        ends_before = follower.first_lsn if follower is not None and follower.generation > header.generation else None
         if (header.first_lsn, header.previous) != (self.newest_lsn + 1, self.newest_checksum):
             raise corrupt(
                 str(path), f"begins with record {header.first_lsn}, it does not follow record {self.newest_lsn}", 0
             )
         offset = HEADER_BYTES
-        while not isinstance(head := find_record(data, offset), str):
+        while self.newest_lsn + 1 != ends_before:
+            head = find_record(data, offset)
+            if isinstance(head, str):
+                break
             if (head.lsn, head.previous) != (self.newest_lsn + 1, self.newest_checksum):
                 raise corrupt(str(path), f"record {head.lsn} does not follow record {self.newest_lsn}", offset)
             record = _record_at(data, offset, head, path)
             self.newest_lsn, self.newest_checksum = head.lsn, head.checksum
             offset += head.end
             yield record
+        else:
+            self.end = offset
+            return
         self.end = offset
         if np.frombuffer(data, np.uint8)[offset:].any():
-            if not is_last or _has_record_behind(data, offset):
+            if follower is not None or _has_record_behind(data, offset):
                 raise corrupt(str(path), head, offset)
             self.torn = TornEnd(path, offset, len(data) - offset)
 

@@ -9,13 +9,25 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from fleet_sparse.errors import LogFull, SettingError
+from fleet_sparse.errors import LeaseLost, LogFull
 from fleet_sparse.wire.frame_format import Buffer
 
-from .log_format import HEADER_BYTES, NEXT_SEGMENT, Kind, LogIdentity, SegmentHeader, pack_head, segment_name
+from .log_format import (
+    HEADER_BYTES,
+    Kind,
+    LogIdentity,
+    SegmentHeader,
+    is_next_segment,
+    is_segment,
+    next_segment_name,
+    pack_head,
+    segment_name,
+)
+from .log_reader import read_header
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +39,16 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LogWriter:
-    """Writes one log. `append` and `begin_segment` belong to one thread; `sync` and `close` to any.
+    """Writes one log. `append` and `begin_segment` belong to one thread; `sync`, `exclusive` and `close` to any.
+
+    It begins with a segment of its generation. From then on a writer of a smaller generation, which had lost its lease
+    without knowing, changes no file that counts: what it still appends lies behind the records that the next segment
+    continues, and it can begin none.
 
     Args:
         directory: Directory of the log of one shard; created if missing.
         identity: Whose log it is.
-        generation: Number of this start of the pserver.
+        generation: Number of this start of the pserver; larger than those of all segments.
         newest_lsn: Lsn of the newest record in the directory; 0 if there is none.
         newest_checksum: Its checksum.
         num_bytes: Bytes of the records in the directory, from the checkpoint on.
@@ -48,7 +64,6 @@ class LogWriter:
             one is allocated.
 
     Raises:
-        SettingError: Another process writes the log.
         LogFull: The first segment cannot be allocated.
         OSError: The system refuses.
     """
@@ -75,6 +90,7 @@ class LogWriter:
         self._sync_s = sync_s
         self._segment_bytes = segment_bytes
         self._fault: OSError | None = None  # of a sync: what is durable is unknown from then on
+        self._next_path = directory / next_segment_name(generation)
         self._next: tuple[int, int] | None = None  # descriptor and length of the segment that is allocated ahead
         self._segment, self._offset, self._end = -1, 0, 0
         self._is_closed = False
@@ -82,12 +98,10 @@ class LogWriter:
         self._lock = threading.RLock()
         self._wanted = threading.Condition()
         directory.mkdir(parents=True, exist_ok=True)
-        self._locked = _lock_of(directory)
-        try:
-            self.begin_segment()
-        except BaseException:
-            os.close(self._locked)
-            raise
+        for path in list(directory.iterdir()):
+            if is_next_segment(path.name):
+                path.unlink(missing_ok=True)
+        self._begin_segment(0)
         self._thread = threading.Thread(target=self._run, name="fleet_sparse log", daemon=True)
         self._thread.start()
 
@@ -136,7 +150,28 @@ class LogWriter:
 
         Raises:
             LogFull, OSError: As `append`. The segment before is continued.
+            LeaseLost: As `exclusive`.
         """
+        with self.exclusive():
+            return self._begin_segment(num_bytes)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keeps other processes from changing the files of the log. Call it for no longer than that takes.
+
+        Raises:
+            LeaseLost: A process with a larger generation has begun to write the log.
+        """
+        with locked(self.directory):
+            generation = newest_generation(self.directory)
+            if generation > self._generation:
+                raise LeaseLost(
+                    f"log {str(self.directory)!r}: a pserver with generation {generation} writes it, this one has "
+                    f"{self._generation}. Give all pservers of a shard the same FLEET_SPARSE_COORDINATOR"
+                )
+            yield
+
+    def _begin_segment(self, num_bytes: int) -> int:
         first_lsn = self.newest_lsn + 1
         with self._lock:
             self.sync()
@@ -147,7 +182,7 @@ class LogWriter:
             header = SegmentHeader(self._identity, self._generation, first_lsn, self._newest_checksum)
             os.pwrite(segment, header.to_bytes(), 0)
             os.fdatasync(segment)
-            os.rename(self.directory / NEXT_SEGMENT, self.directory / segment_name(first_lsn))
+            os.rename(self._next_path, self.directory / segment_name(first_lsn))
             _sync_directory(self.directory)
             former, self._segment, self._next = self._segment, segment, None
             self._offset, self._end = HEADER_BYTES, end
@@ -191,9 +226,8 @@ class LogWriter:
             if self._next is not None:
                 os.close(self._next[0])
                 with contextlib.suppress(OSError):
-                    os.unlink(self.directory / NEXT_SEGMENT)
+                    os.unlink(self._next_path)
             os.close(self._segment)
-            os.close(self._locked)
 
     def _run(self) -> None:
         """Allocates the next segment and syncs, until `close`."""
@@ -224,7 +258,7 @@ class LogWriter:
 
     def _allocate(self, num_bytes: int) -> tuple[int, int]:
         """Returns a new segment without content, and its length."""
-        path = self.directory / NEXT_SEGMENT
+        path = self._next_path
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         if self._next is not None:
@@ -245,17 +279,34 @@ class LogWriter:
         return segment, num_bytes
 
 
-def _lock_of(directory: Path) -> int:
-    """Returns the descriptor of the lock file, locked."""
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keeps other processes, and other threads of this one, from changing the files of a log, without those of appends.
+
+    Raises:
+        OSError: The system refuses.
+    """
     descriptor = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
         os.close(descriptor)
-        raise SettingError(
-            f"log {str(directory)!r}: another pserver writes it. Give each job a FLEET_SPARSE_LOG of its own"
-        ) from None
-    return descriptor
+
+
+def newest_generation(directory: Path) -> int:
+    """Returns the generation of the last segment of a log; 0 without one.
+
+    Raises:
+        LogCorrupt: Its header is wrong.
+    """
+    if not directory.exists():
+        return 0
+    newest = max((path for path in directory.iterdir() if is_segment(path.name)), default=None)
+    try:
+        return 0 if newest is None else read_header(newest).generation
+    except FileNotFoundError:  # the job has ended meanwhile
+        return 0
 
 
 def _write(file: int, parts: Sequence[Buffer], offset: int) -> None:

@@ -88,7 +88,9 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
             if kind is Kind.CUT:
                 save = ReplayedSave(shard, _criteria_by_table(record.body))
             elif kind is Kind.END_SAVE:
-                shard.base = _checksum_of(json.loads(record.body)["checksum"]) or shard.base
+                checksum = _checksum_of(json.loads(record.body)["checksum"])
+                if checksum is not None:
+                    shard.note_saved(checksum)
             elif kind in CHANGE_OF:
                 control.apply(parse_change(kind, record.body))
             elif kind is not Kind.STATE:

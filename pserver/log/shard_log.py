@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,11 +244,19 @@ class ShardLog:
 
     def durable_push(self, client_id: bytes) -> int:
         """Returns the newest push of a client that is known to be durable; 0 if there is none."""
+        self._take_durable()
+        return self._durable.get(client_id, 0)
+
+    def forget(self, client_ids: Collection[bytes]) -> None:
+        """Nobody asks for the durable pushes of these clients any more."""
+        self._take_durable()
+        self._durable = {each: seq for each, seq in self._durable.items() if each not in client_ids}
+
+    def _take_durable(self) -> None:
         durable_lsn = self.writer.durable_lsn
         while self._marks and self._marks[0][0] <= durable_lsn:
             for mark in self._marks.popleft()[1]:
                 self._durable[mark.client_id] = mark.watermark
-        return self._durable.get(client_id, 0)
 
     def _append_json(self, kind: Kind, body: Mapping[str, object]) -> None:
         self._append_body(kind, json.dumps(body).encode())

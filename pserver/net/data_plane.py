@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import zmq
@@ -23,12 +23,12 @@ from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import Message
 
 from ..engine.shard import Shard
+from ..lease.lease import Lease
 from .protocol import AnyShard
 from .requests import Traffic, answer, deferred_answers, forbid
 from .straight_path import StraightPath
 from .streams import Peer, Streams
 
-Send = Callable[[list[Buffer]], None]
 _Result = TypeVar("_Result")
 
 # Larger parts are sent without copying them into ZeroMQ's buffer, which is faster.
@@ -71,6 +71,7 @@ class DataPlane:
         streams: Stream connections; closed with the data plane.
         zmq_host: Address of this machine to bind a ZeroMQ socket to, at a port that the system chooses; None for none.
         straight_path: As `Settings.straight_path`; a read-only shard has none.
+        lease: Lease of the shard, without which nothing is answered; None if there is none.
 
     Attributes:
         port: Port of the ZeroMQ socket; 0 if there is none.
@@ -90,15 +91,19 @@ class DataPlane:
         streams: Streams | None = None,
         zmq_host: str | None = None,
         straight_path: bool = Settings.straight_path,
+        lease: Lease | None = None,
     ) -> None:
         self._shard = shard
+        self._lease = lease
         self._straight_path: StraightPath | None = None
         if straight_path and isinstance(shard, Shard):
             self._straight_path = StraightPath(shard, max_frame_bytes)
         self._streams = streams
         self._max_frame_bytes = max_frame_bytes
         self._tasks: deque[_Task] = deque()
-        self._peers: dict[bytes, Send] = {}  # by id of each client with a deferred request
+        # By id of each client with a deferred request: its stream, while that is open, or its identity on ZeroMQ.
+        self._peers: weakref.WeakValueDictionary[bytes, Peer] = weakref.WeakValueDictionary()
+        self._zmq_peers: dict[bytes, zmq.Frame] = {}
         self._stopping = False
         self._stopped = False
         # A pipe: an eventfd refuses the single byte that a signal writes.
@@ -212,6 +217,9 @@ class DataPlane:
             peer, message = request
             plain = None if self._straight_path is None else self._straight_path.answer(message)
             if plain is not None:
+                if self._lease is not None and time.monotonic() >= self._lease.valid_until:
+                    self._lose()
+                    return
                 traffic.bytes_received += plain.num_bytes_received
                 traffic.bytes_sent += plain.num_bytes_sent
                 peer.send_message(plain.message)
@@ -236,10 +244,13 @@ class DataPlane:
         if parts is None:
             return
         reply = answer(self._shard, parts, self._max_frame_bytes)
+        if self._lease is not None and time.monotonic() >= self._lease.valid_until:
+            self._lose()
+            return
         self.traffic.bytes_received += sum(map(len, parts))
         self.traffic.bytes_sent += sum(map(len, reply.parts))
         if reply.is_deferred:
-            self._peers[reply.client_id] = peer.send
+            self._peers[reply.client_id] = peer
         peer.send(reply.parts)
 
     def _answer_messages(self, socket: zmq.Socket[bytes]) -> None:
@@ -252,10 +263,13 @@ class DataPlane:
                 return
             parts = [frame.buffer for frame in frames]
             reply = answer(self._shard, parts, self._max_frame_bytes)
+            if self._lease is not None and time.monotonic() >= self._lease.valid_until:
+                self._lose()
+                return
             traffic.bytes_received += sum(map(len, parts))
             traffic.bytes_sent += sum(map(len, reply.parts))
             if reply.is_deferred:
-                self._peers[reply.client_id] = partial(self._send_message, peer)
+                self._zmq_peers[reply.client_id] = peer
             self._send_message(peer, reply.parts)
             del frames, parts, reply
             if self._shard.deferred_replies:
@@ -265,8 +279,21 @@ class DataPlane:
 
     def _send_deferred(self) -> None:
         for reply in deferred_answers(self._shard):
+            if self._lease is not None and time.monotonic() >= self._lease.valid_until:
+                self._lose()
+                return
             self.traffic.bytes_sent += sum(map(len, reply.parts))
-            self._peers[reply.client_id](reply.parts)
+            peer = self._peers.get(reply.client_id)
+            if peer is not None:
+                peer.send(reply.parts)
+            elif reply.client_id in self._zmq_peers:
+                self._send_message(self._zmq_peers[reply.client_id], reply.parts)
+
+    def _lose(self) -> None:
+        """The lease is lost: another pserver may have answered, so the reply that was made is not true any more."""
+        assert self._lease is not None
+        self._lease.lose()
+        self._stopping = True
 
     def _send_message(self, peer: zmq.Frame, parts: list[Buffer]) -> None:
         assert self._socket is not None

@@ -246,7 +246,7 @@ class Streams:
         self._listener, self.endpoint = _listen(host, advertised_host)
         self.connections: dict[int, Peer] = {}
         self.ready: deque[Peer] = deque()
-        self._checked_at = time.monotonic()
+        self._receiving.now = self._checked_at = time.monotonic()
         self._epoll = select.epoll()
         self._watched: list[int] = []
         self.permits: Callable[[Peer, Message], bool] = lambda _peer, _message: False

@@ -15,7 +15,9 @@ _log = logging.getLogger(__name__)
 MAX_USED_SHARE = 0.9
 """Share of the memory of machine or control group past which tables get no more rows."""
 UNCHECKED_ROWS = 1 << 20
-"""Number of new rows after which memory is looked at again."""
+"""Largest number of new rows after which memory is looked at again."""
+UNCHECKED_SHARE = 1 / 32
+"""Share of the memory that is left up to `MAX_USED_SHARE` for such rows of one table: several tables may grow."""
 MAX_UNCHECKED_IDS = 1 << 16
 """Largest number of ids of a frame for which that may happen afterwards."""
 SHORT_S = 1.0
@@ -44,17 +46,22 @@ class MemoryUse:
     Args:
         read: Reads it.
         clock: Returns monotonic time in seconds.
+        read_limit: Reads how many bytes there are.
 
     Attributes:
         read: As given.
+        num_bytes: Bytes that there are, in use or not, when `share` was read.
     """
 
     def __init__(
         self,
         read: Callable[[], float] = machine_memory.used_share,
         clock: Callable[[], float] = time.monotonic,
+        read_limit: Callable[[], int] = machine_memory.limit_bytes,
     ) -> None:
         self.read = read
+        self.num_bytes = 0
+        self._read_limit = read_limit
         self._clock = clock
         self._is_ignored = False
         self._share = 0.0
@@ -63,10 +70,11 @@ class MemoryUse:
     def share(self) -> float:
         """Returns the share of memory in use."""
         if self._is_ignored:
+            self.num_bytes = 1 << 62
             return 0.0
         now = self._clock()
         if self._read_at is None or now - self._read_at > FRESH_S:
-            self._share, self._read_at = self.read(), now
+            self._share, self.num_bytes, self._read_at = self.read(), self._read_limit(), now
         return self._share
 
     @contextmanager
@@ -76,7 +84,7 @@ class MemoryUse:
         try:
             yield
         finally:
-            self._is_ignored = False
+            self._is_ignored, self._read_at = False, None
 
 
 MEMORY_USE = MemoryUse()
@@ -90,7 +98,7 @@ class RowLimit:
         limits: Bounds from the settings.
         row_bytes: Memory of a row with its state.
         where: The table in messages.
-        used_share: Returns the share of memory in use.
+        memory: The use of memory.
         clock: Returns monotonic time in seconds.
 
     Attributes:
@@ -103,15 +111,16 @@ class RowLimit:
         limits: RowLimits,
         row_bytes: int,
         where: str,
-        used_share: Callable[[], float] = MEMORY_USE.share,
+        memory: MemoryUse = MEMORY_USE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         bounds = [limits.max_rows] if limits.max_rows else []
         if limits.max_bytes:
             bounds.append(limits.max_bytes // (row_bytes + INDEX_BYTES))
         self._max_rows = min(bounds, default=1 << 62)
+        self._row_bytes = row_bytes + INDEX_BYTES
         self._where = where
-        self._used_share = used_share
+        self._memory = memory
         self._clock = clock
         self._short_until = 0.0
         self._warned_at: float | None = None
@@ -128,10 +137,12 @@ class RowLimit:
         if num_rows >= self._max_rows or now < self._short_until:
             self.unchecked_rows = num_rows
             return 0
-        if self._used_share() > MAX_USED_SHARE:
+        left = MAX_USED_SHARE - self._memory.share()
+        if left < 0:
             self._short_until, self.unchecked_rows = now + SHORT_S, num_rows
             return 0
-        self.unchecked_rows = min(self._max_rows, num_rows + UNCHECKED_ROWS)
+        num_unchecked = int(left * UNCHECKED_SHARE * self._memory.num_bytes) // self._row_bytes
+        self.unchecked_rows = min(self._max_rows, num_rows + min(num_unchecked, UNCHECKED_ROWS))
         return self._max_rows - num_rows
 
     def reject(self, num_ids: int) -> None:

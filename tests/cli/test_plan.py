@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fleet_sparse import cli
 from fleet_sparse.cli.plan import rounded
 from fleet_sparse.errors import SettingError
+from fleet_sparse.tools.capacity.cached_rows import CachedRows
 from fleet_sparse.tools.capacity.coefficients import shipped_coefficients
 from fleet_sparse.tools.capacity.job import Machines, PlannedJob
 from fleet_sparse.tools.capacity.plan import plan
@@ -41,7 +42,7 @@ def test_json_is_what_the_model_says() -> None:
     tables = {"rows": 1e9, "dim": 32, "rule": "adam", "tables": 4, "fields": 40, "batch": 256, "distinct": 0.5}
     job = PlannedJob(**tables, dense=1e5, workers=20, compute_s=0.02, spread=0.1, mode="sync")
     expected = plan(job, Machines(128e9, 10e9, 4, round_trip_s=50e-6), shipped_coefficients(), 8)
-    assert PlannedJob(**found["job"]) == job
+    assert PlannedJob(**found["job"] | {"cached": CachedRows(*found["job"]["cached"])}) == job
     assert found["step_s"] == pytest.approx(expected.step_s)
     assert found["pserver_memory_bytes"]["total"] == pytest.approx(expected.memory.total)
     assert found["network"]["worker_in_gbit_per_s"] == pytest.approx(expected.worker_bits_per_s[0] / 1e9)
@@ -157,3 +158,21 @@ def test_a_malformed_argument_exits_2_without_a_traceback(arguments, message) ->
     assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+def test_row_cache_says_what_it_saves_and_if_it_pays() -> None:
+    arguments = ["--rows", "10M", "--dim", "64", "--workers", "8", "--distinct", "zipf:1.1", "--pservers", "1"]
+    arguments += ["--cache-rows", "500k", "--row-lag", "100"]
+    assert "it pays" in run(*arguments, "--network-gbit", "1").output
+    assert "it does not pay" in run(*arguments, "--dim", "4", "--network-gbit", "1000").output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--cache-rows", "1k"], ["--row-lag", "5"], ["--cache-rows", "1k", "--row-lag", "5"]],
+    ids=["no lag", "no rows", "no distribution"],
+)
+def test_row_cache_that_is_half_described_is_refused(arguments) -> None:
+    result = run("--rows", "10M", *arguments)
+    assert result.exit_code != 0
+    assert "--cache-rows" in str(result.exception)

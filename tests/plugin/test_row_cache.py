@@ -129,8 +129,9 @@ def test_cache_that_is_larger_than_free_memory_is_refused():
 
 @pytest.mark.parametrize("optimizer", [paddle.optimizer.SGD, paddle.optimizer.Adam], ids=["sgd", "adam"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
 @pytest.mark.guarantee("H4")
-def test_one_worker_trains_as_without_a_cache_bit_by_bit(tmp_path, monkeypatch, optimizer, is_async):
+def test_one_worker_trains_as_without_a_cache_bit_by_bit(tmp_path, monkeypatch, optimizer, is_async, looks_ahead):
     monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
     results = []
     for fields in ({}, {"max_row_lag": 10, "row_cache": fleet_sparse.RowCache(max_rows=8)}):
@@ -149,8 +150,9 @@ def test_one_worker_trains_as_without_a_cache_bit_by_bit(tmp_path, monkeypatch, 
             fleet.distributed_optimizer(optimizer(0.1, **arguments), strategy).minimize(loss)
             executor = start()
             losses = []
-            for step in range(80):
-                losses += executor.run(feed={"ids": rng.integers(0, 30, 6)}, fetch_list=[loss])
+            feeds = [{"ids": rng.integers(0, 30, 6)} for _ in range(80)]
+            for step, feed in enumerate(fleet_sparse.look_ahead(feeds) if looks_ahead else feeds):
+                losses += executor.run(feed=feed, fetch_list=[loss])
                 if step == 20:
                     fleet.save_persistables(executor, f"model{len(fields)}")
                 elif step == 40:

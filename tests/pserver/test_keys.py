@@ -269,6 +269,15 @@ def test_handshakes_that_fail_do_not_fill_the_log(job: list[PserverProcess]) -> 
     assert log_of(job[0]).count("\n") - num_lines < 20
 
 
+def test_server_names_of_strangers_are_not_in_the_log(job: list[PserverProcess], keys: Path) -> None:
+    context = read_keys(str(keys), TRAINER).client_context()
+    with socket.create_connection(Address.parse(job[0].endpoint), 20.0) as stream, suppress(OSError):
+        context.wrap_socket(stream, server_hostname="strange.name")
+    with ControlClient(endpoints(job), Settings(keys=str(keys))) as control:
+        assert len(control.stats()) == 2
+    assert "strange.name" not in log_of(job[0])
+
+
 def test_the_log_counts_refusals(job: list[PserverProcess], keys: Path) -> None:
     num_lines = log_of(job[0]).count("\n")
     with ControlClient(endpoints(job), as_role(keys, "watcher")) as control:

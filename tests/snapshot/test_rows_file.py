@@ -437,10 +437,10 @@ class Forged:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_rows", 2**62, "blocks have 12 ids, the index says 4611686018427387904"),
+        ("num_rows", 2**62, "blocks of rows and of removed ids"),
         ("num_removed", 1, "blocks have 2 ids, the index says 1"),
         ("num_rows_blocks", 2**40, "has 2 entries, 1099511627776 of them of rows"),
-        ("num_rows_blocks", 2, "a block has no ids, more than"),
+        ("num_rows_blocks", 2, "blocks of rows and of removed ids"),
         ("days", 65536, "days"),
         ("days", 0, "last update day after 0"),
         ("optimizer_step", -1, "optimizer_step"),
@@ -467,7 +467,7 @@ def test_table_that_does_not_hold_together_is_refused(field: str, value: Any, me
         ("offset", 0, "should lie in"),
         ("num_bytes", 48 * 2**55, "should lie in"),
         ("num_bytes", 47, "has 0 entries"),
-        ("num_bytes", 48, "checksum mismatch in 64 bytes"),
+        ("num_bytes", 48, "blocks of rows and of removed ids"),
         ("checksum", "0", "should be 16 hexadecimal digits"),
         ("checksum", "0" * 16, "checksum mismatch in 128 bytes"),
     ],
@@ -508,7 +508,22 @@ def test_counts_that_fit_each_other_but_no_block_are_refused() -> None:
 
     forged.change_entries(grow)
     forged.index["tables"][0]["num_rows"] = num_ids
-    forged.refused("a block has no ids, more than")
+    forged.refused("blocks of rows and of removed ids")
+
+
+def test_rows_that_are_more_than_the_file_are_refused() -> None:
+    forged = Forged()
+    forged.index["tables"][0]["num_rows"] = 2**20 // 26  # in one block
+    forged.refused("do not fit into")
+
+
+def test_index_past_64_mib_is_not_read() -> None:
+    content, told = small()
+    begin = len(content) - 32
+    hole = bytes((64 << 20) + 1)
+    footer = struct.pack("<QQQ8s", begin, len(hole), told.checksum, b"FSSFOOT\n")
+    damaged = content[:begin] + hole + footer
+    refused(damaged, msgspec.structs.replace(told, num_bytes=len(damaged)), "67108865")
 
 
 def test_ids_in_another_order_are_refused() -> None:

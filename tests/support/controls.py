@@ -11,6 +11,7 @@ from typing import Any
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.admin.service import ControlService, Supervised
+from fleet_sparse.pserver.admin.snapshot_loader import Loaded
 from fleet_sparse.pserver.endpoints import DataEndpoints
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.requests import Traffic
@@ -24,7 +25,13 @@ from .shards import make_shard
 class HeldControl:
     """A ControlService with a manual clock; its tasks run at once unless a test holds them back."""
 
-    def __init__(self, root: Path | str, supervised: Supervised | None = None, shard: Shard | None = None) -> None:
+    def __init__(
+        self,
+        root: Path | str,
+        supervised: Supervised | None = None,
+        shard: Shard | None = None,
+        loaded: Loaded | None = None,
+    ) -> None:
         self.now = 0.0
         self.num_stops = 0
         self.holds_back = False
@@ -39,6 +46,7 @@ class HeldControl:
             data_endpoints=DataEndpoints("127.0.0.1:6001", "unix:a"),
             settings=self.settings,
             stop=self._stop,
+            loaded=loaded,
             supervised=supervised,
             clock=lambda: self.now,
         )

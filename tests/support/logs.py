@@ -27,10 +27,14 @@ _numbers = itertools.count()
 
 
 def logged_shard(
-    directory: Path, *specs: TableSpec | DenseSpec, segment_bytes: int = 1 << 16, **settings: Any
+    directory: Path,
+    *specs: TableSpec | DenseSpec,
+    segment_bytes: int = 1 << 16,
+    only_registered: bool = False,
+    **settings: Any,
 ) -> Shard:
     """Returns a shard that continues the log in a directory, or begins one."""
-    shard = make_shard()
+    shard = make_shard(only_registered=only_registered)
     values = {"durability": "log", "job_id": "a job", "log_sync_s": 1000.0, **settings}
     start_log(shard, directory, Settings(**values), segment_bytes=segment_bytes)
     for spec in specs:

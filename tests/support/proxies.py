@@ -150,6 +150,11 @@ class CuttingProxy:
         """Closes all connections; new ones are accepted at once."""
         self._cut.set()
 
+    def move(self, endpoint: str) -> None:
+        """Leads to another listener of the same kind from now on; closes all connections."""
+        self._target = endpoint if endpoint.startswith(("unix:", "tcp:")) else f"tcp:{endpoint}"
+        self.cut()
+
     def close(self) -> None:
         self._stopping = True
         self._thread.join()
@@ -171,7 +176,12 @@ class CuttingProxy:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         near, _ = self._listener.accept()
         far, target = socket_to(self._target)
-        far.connect(target)
+        try:
+            far.connect(target)
+        except ConnectionRefusedError:  # nobody listens there any more
+            near.close()
+            far.close()
+            return
         for one, other in ((near, far), (far, near)):
             if one.family != socket.AF_UNIX:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

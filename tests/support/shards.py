@@ -34,6 +34,7 @@ def make_shard(
     num_shards: int = 1,
     incarnation: int = INCARNATION,
     row_limits: RowLimits = NO_LIMITS,
+    only_registered: bool = False,
 ) -> Shard:
     """Returns a shard with these tables."""
     warm_up()
@@ -45,6 +46,7 @@ def make_shard(
         placement=Placement.even(num_shards),
         huge_pages=False,
         row_limits=row_limits,
+        only_registered=only_registered,
     )
     for spec in specs:
         made.add_table(spec, declared_by="worker 0")

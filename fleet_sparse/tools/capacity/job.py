@@ -7,9 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fleet_sparse.core.mode import ASYNC, SYNC
 from fleet_sparse.errors import SettingError
 
+from .cached_rows import NO_CACHE, CachedRows
+
+SYNC, ASYNC = "sync", "async"  # of core.mode, which loads NumPy
 MODES = (SYNC, ASYNC)
 MAX_PSERVERS = 16384
 """Each bucket belongs to one pserver, and there are this many buckets."""
@@ -37,6 +39,7 @@ class PlannedJob:
         compute_s: Time of a step of the worker's program with its rows in memory.
         spread: Standard deviation of that time as a share of it; a sync step waits for the slowest worker.
         mode: `"sync"` or `"async"`.
+        cached: What of the rows travels if workers cache rows.
     """
 
     rows: float
@@ -51,6 +54,7 @@ class PlannedJob:
     compute_s: float = 0.0
     spread: float = 0.0
     mode: str = ASYNC
+    cached: CachedRows = NO_CACHE
 
     @property
     def ids(self) -> float:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fleet_sparse.core.mode import SYNC
-
-from .job import FLOAT_BYTES, ID_BYTES, PlannedJob
+from .job import FLOAT_BYTES, ID_BYTES, SYNC, PlannedJob
 
 HEADER_BYTES, BLOCK_BYTES = 128, 64  # of docs/protocol.md; importing the frame code would load Numba
+VERSION_BYTES, COUNT_BYTES, SLACK_BYTES = 4, 4, 1  # of row caches, likewise
 
 
 class StepTraffic(NamedTuple):
@@ -20,7 +19,7 @@ class StepTraffic(NamedTuple):
     blocks: float
     """Table blocks and dense blocks of these frames."""
     rows: float
-    """Distinct ids; each is pulled and pushed once."""
+    """Distinct ids; each is pulled and pushed once. With a row cache, half of the rows that are pulled or pushed."""
     to_pservers: float
     """Bytes."""
     from_pservers: float
@@ -44,13 +43,18 @@ def traffic_of(job: PlannedJob, num_pservers: int) -> StepTraffic:
     push_blocks = job.tables * num_pservers if job.mode == SYNC else pull_blocks
     dense_blocks, dense_bytes = (num_pservers, job.dense_bytes) if job.exchanges_dense else (0, 0.0)
     blocks = pull_blocks + push_blocks + 2 * dense_blocks
-    headers, values = HEADER_BYTES * (pulls + pushes), FLOAT_BYTES * job.dim * job.distinct_ids
+    ids, cached, row_bytes = job.distinct_ids, job.cached, FLOAT_BYTES * job.dim
+    plainly = ids * (1 - cached.hit)
+    pulled = plainly * ID_BYTES + ids * cached.asked * (ID_BYTES + VERSION_BYTES)
+    pushed = ids * cached.sent * (ID_BYTES + row_bytes) + ids * cached.pushed * COUNT_BYTES
+    received = ids * (cached.pulled * row_bytes + cached.asked * SLACK_BYTES + cached.refreshed * VERSION_BYTES)
+    headers = HEADER_BYTES * (pulls + pushes)
     return StepTraffic(
         requests=pulls + pushes,
         blocks=blocks,
-        rows=job.distinct_ids,
-        to_pservers=headers + BLOCK_BYTES * blocks + 2 * ID_BYTES * job.distinct_ids + values + dense_bytes,
-        from_pservers=headers + BLOCK_BYTES * (pull_blocks + dense_blocks) + values + dense_bytes,
+        rows=ids * (cached.pulled + cached.sent) / 2,
+        to_pservers=headers + BLOCK_BYTES * blocks + pulled + pushed + dense_bytes,
+        from_pservers=headers + BLOCK_BYTES * (pull_blocks + dense_blocks) + received + dense_bytes,
     )
 
 

@@ -12,7 +12,7 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.credentials import NO_KEYS, Credentials
 from fleet_sparse.errors import ShardUnavailable
-from fleet_sparse.net_addresses import as_reached, is_local
+from fleet_sparse.net_addresses import Address, as_reached, is_listening, is_local
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, ClientRole
@@ -64,7 +64,13 @@ class ControlClient:
         self.credentials = NO_KEYS  # constant after construction
         if isinstance(endpoints, Sequence):
             self.credentials = Credentials.of(settings) if credentials is None else credentials
-            endpoints = GrpcTransport(as_reached(endpoints, is_local=is_local), self.credentials)
+            may_be_exposed = self.credentials.keys is not None or settings.insecure
+
+            def is_exposed(address: Address) -> bool:
+                # Without either, whoever listens there first could pass for the pserver.
+                return may_be_exposed and is_listening(address)
+
+            endpoints = GrpcTransport(as_reached(endpoints, is_local=is_local, is_exposed=is_exposed), self.credentials)
         self._settings = settings
         self._rpc = Rpc(endpoints, settings)
         self._registrar = Registrar(self._rpc, settings)

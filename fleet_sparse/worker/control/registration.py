@@ -15,7 +15,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, ClientRole, TableState
 
-from ..net.shard_link import ClientIdentity, Registration, Resumption
+from ..net.shard_link import ClientIdentity, Registration, Resumption, is_older
 from .rpc import Rpc
 
 
@@ -76,15 +76,24 @@ class Registrar:
         """Registers a worker again with one pserver, which was started again.
 
         Raises:
-            ShardUnavailable: It is gone again, or did not answer within `timeout_s`.
+            ShardUnavailable: It is gone again, did not answer within `timeout_s`, or an older process of it answered.
             FleetSparseError: It refused the worker.
         """
         request = messages.RegisterRequest()
         request.CopyFrom(self._joined)
         request.job_id = self._job_id
+        self._set_incarnations(request)
         request.resumption.CopyFrom(messages.Resumption(**resumption._asdict(), open_barriers=sorted(open_barriers)))
         reply = self._rpc.call(shard, "Register", request, timeout_s, patience_s=0.0)
-        registration = self.registrations[shard] = _registration_of(reply)
+        registration, known = _registration_of(reply), self.registrations[shard]
+        if is_older(registration.incarnation, known.incarnation):
+            raise ShardUnavailable(
+                f"{self._rpc.where(shard)}: an older process of the pserver answered (incarnation "
+                f"{registration.incarnation:016x}, before {known.incarnation:016x}). End it",
+                shard=shard,
+                endpoint=self._rpc.endpoint(shard),
+            )
+        self.registrations[shard] = registration
         return registration
 
     def visit(self, role: ClientRole) -> list[Registration]:
@@ -97,6 +106,7 @@ class Registrar:
         request.client_epoch = self.identity.client_epoch
         request.launch.CopyFrom(messages.Launch(**self._launch._asdict()))
         request.job_id = self._job_id
+        self._set_incarnations(request)
         timeout_s = self._settings.deadline_s if self.registrations else self._settings.connect_s
         patience_s = timeout_s if patience_s is None else patience_s
         first = self._rpc.call(0, "Register", request, timeout_s, patience_s=patience_s)
@@ -115,6 +125,10 @@ class Registrar:
         pairs = zip(known, registrations, strict=True)
         self.registrations = [new if new.incarnation == old.incarnation else old for old, new in pairs]
         return registrations
+
+    def _set_incarnations(self, request: messages.RegisterRequest) -> None:
+        """Says which pservers have applied pushes of this client: one that has forgotten them refuses it."""
+        request.incarnations[:] = [each.incarnation for each in self.registrations]
 
     def _check(self, registrations: Sequence[Registration]) -> None:
         first, num_shards = registrations[0], len(registrations)

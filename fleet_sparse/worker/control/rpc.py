@@ -97,34 +97,36 @@ class GrpcTransport:
     def start(self, shard: int, method: str, request: Message, timeout_s: float | None) -> PendingCall:
         """As `Transport`."""
         call = self._methods[shard][method].future(request, timeout=timeout_s, metadata=self._credentials.metadata)
-        return _GrpcCall(call, partial(self._check_keys, shard))
+        return _GrpcCall(call, partial(self._explain, shard))
 
     def close(self) -> None:
         """As `Transport`."""
         for channel in self._channels:
             channel.close()
 
-    def _check_keys(self, shard: int, details: str) -> None:
-        """Checks, for a pserver that was not reached, that neither keys nor channels are the cause.
+    def _explain(self, shard: int, details: str) -> str:
+        """Returns why a pserver was not reached: the details of gRPC, and where its Unix socket is missing.
 
         Raises:
-            SettingError: They are.
+            SettingError: Keys or channels are the cause.
         """
         endpoint = self._endpoints[shard]
         is_local = has_socket(Address.parse(endpoint))
         if self._credentials.keys is None and not is_local and _CLOSED not in details:
-            return  # a pserver with keys ends plain connections
+            return details  # a pserver with keys ends plain connections
         if fault := self._credentials.fault_of(endpoint):
             raise SettingError(
                 f"pserver {endpoint}: {fault}. Give all processes of the job the keys of one `fleet-sparse keys new`, "
                 "and the same FLEET_SPARSE_CHANNEL"
             )
+        missing = self._credentials.missing_socket(endpoint)
+        return f"{details}; {missing}" if missing else details
 
 
 class _GrpcCall:
-    def __init__(self, future: Any, check_keys: Callable[[str], None]) -> None:
+    def __init__(self, future: Any, explain: Callable[[str], str]) -> None:
         self._future = future
-        self._check_keys = check_keys
+        self._explain = explain
 
     def result(self) -> Message:
         try:
@@ -132,7 +134,7 @@ class _GrpcCall:
         except grpc.RpcError as error:
             found = _error_of(error)
             if isinstance(found, Unreachable):
-                self._check_keys(str(found))
+                found = Unreachable(self._explain(str(found)))
             raise found from None
         except grpc.FutureCancelledError:
             raise Unreachable("the connection was closed") from None

@@ -94,13 +94,15 @@ class PserverTraining:
     def prefetch(
         self, batches: Sequence[RowBatch], early: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
-        """As `Training`. With a row cache no row is pulled early."""
-        if self._caches is not None:
-            coming = None
-        is_looked_ahead = self._early is not None or coming is not None
-        source = self._begin_step(early, coming) if is_looked_ahead else self._caches or self._rows
+        """As `Training`. With a row cache all rows of the next step are asked for with the push of this one."""
         step = self._next_step() if self._counts_steps else 0
-        source.pull(batches, step=step)
+        if self._caches is not None:
+            self._caches.pull(batches, early, coming, step=step)
+            coming = None
+        else:
+            is_looked_ahead = self._early is not None or coming is not None
+            source = self._begin_step(early, coming) if is_looked_ahead else self._rows
+            source.pull(batches, step=step)
         if step > 1:
             self._note_complete(step - 1)
         if coming is not None:
@@ -115,6 +117,8 @@ class PserverTraining:
 
     def abandon_early(self, early: EarlyRows) -> None:
         """As `Training`."""
+        if self._caches is not None:
+            self._caches.abandon(early)
         with self._lock:
             if self._early is early:
                 self._early = None

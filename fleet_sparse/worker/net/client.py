@@ -169,17 +169,18 @@ class Client(TableClient):
         weight: float = 1.0,
         step: int = 0,
         changes: Sequence[RowChange] = (),
+        asks: Sequence[RowAsk] = (),
     ) -> TableCall:
         """As `TableClient`: one frame to each shard carries all gradients, which are sent from the arrays themselves.
 
         Memory that is not written to any more needs no care: until the acks, the client refers to it.
         """
-        if not dense and not changes:
+        if not (dense or changes or asks):
             op = Op.PUSH if pulls is None else Op.PUSH_PULL
             plain = self._plain_requests(op, batches, pulls or (), step, weight)
             if plain is not None:
                 return self._start_call(plain, pulls is not None)
-        return super().start_update(batches, dense, pulls, weight=weight, step=step, changes=changes)
+        return super().start_update(batches, dense, pulls, weight=weight, step=step, changes=changes, asks=asks)
 
     # The whole client
 

@@ -6,10 +6,6 @@ from fleet_sparse.wire.frame_format import BLOCK, BLOCK_BYTES, Action, Buffer, O
 
 from .request import Request
 
-# An ack of a COMMIT does not say that all workers have committed the step, so the next one cannot follow it at once.
-# Such pushes are not kept, and a job whose pserver loses them ends.
-_TWO_PHASE = frozenset({Op.PREPARE, Op.COMMIT})
-
 
 class KeptPushes:
     """Pushes in the order of their seqs, in memory of their own.
@@ -36,9 +32,7 @@ class KeptPushes:
 
     def keep(self, request: Request) -> None:
         """Keeps a push that was just acked, unless it is durable. Its caller may use its arrays again afterwards."""
-        if request.op in _TWO_PHASE:
-            self.clear()
-        elif request.push_seq > self.durable_seq:
+        if request.push_seq > self.durable_seq:
             kept = request if request.is_replay else _replay_of(request)
             self.by_seq[kept.push_seq] = kept
             self.num_bytes += kept.num_bytes

@@ -103,7 +103,10 @@ class LinkErrors(NamedTuple):
     def window_full(self, waited_s: float, num_unacked: int, last_error: str) -> ShardUnavailable:
         """The window of pushes in flight stayed full."""
         last = f"; last error: {last_error}" if last_error else ""
-        return self._unavailable(f"no capacity for a push in {waited_s:.1f} s, {num_unacked} wait for their ack{last}")
+        return self._unavailable(
+            f"no capacity for a push in {waited_s:.1f} s, {num_unacked} pushes wait for their ack{last}. "
+            f"See the log of pserver {self.shard}"
+        )
 
     def kept_full(self, waited_s: float, num_bytes: int) -> ShardUnavailable:
         """The pserver did not make pushes durable that the worker keeps for it."""

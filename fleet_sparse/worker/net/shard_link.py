@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -178,6 +179,7 @@ class ShardLink:
         if registration.acks_precede_durability:
             self.kept = KeptPushes(settings.kept_bytes // registration.num_shards)
         self._replayed_to = 0  # pushes up to this one were acked before, and are sent again
+        self._replays_steps = False  # some of them end steps, or are a LEAVE
         self._probe: Request | None = None  # asks which pushes are durable
         self._probe_at = -math.inf  # time before which it is not sent again
         self._awaits_durable = False
@@ -438,6 +440,7 @@ class ShardLink:
             return
         self._replayed_to = max(self._replayed_to, self.acked_seq)
         self.acked_seq = pushes[0].push_seq - 1
+        self._replays_steps |= any(push.step or push.op is _LEAVE for push in pushes)
         awaited = {request.push_seq: request for request in self.outstanding.values() if request.push_seq}
         unacked, self._unacked = self._unacked, {}
         for push in pushes:
@@ -453,14 +456,16 @@ class ShardLink:
 
     def _replay_gate(self) -> Callable[[Request], bool] | None:
         """Decides which requests may be sent while pushes of a job that counts steps are sent again; None: all."""
-        if self.acked_seq >= self._replayed_to:
+        if self.acked_seq >= self._replayed_to or not self._replays_steps:
             return None
-        first = next(iter(self._unacked.values()))
-        if not first.step:
-            return None
-        return lambda request: (
-            0 < request.push_seq <= self._replayed_to and (request.step, request.op) == (first.step, first.op)
-        )
+        pushes = iter(self._unacked.values())
+        first = next(pushes)
+        last_seq = first.push_seq
+        if first.op is not _LEAVE:  # several of one step are its parts
+            alike = takewhile(lambda push: (push.step, push.op) == (first.step, first.op), pushes)
+            last_seq = max((push.push_seq for push in alike), default=last_seq)
+        last_seq = min(last_seq, self._replayed_to)
+        return lambda request: 0 < request.push_seq <= last_seq
 
     def _ask_for_durable(self, now: float) -> None:
         """Sends an empty push with a seq that is applied: its ack says which pushes are durable."""

@@ -210,6 +210,7 @@ class TableClient(ABC):
         weight: float = 1.0,
         step: int = 0,
         changes: Sequence[RowChange] = (),
+        asks: Sequence[RowAsk] = (),
     ) -> TableCall:
         """Pushes all gradients of a step; each shard applies its part as a whole or not at all.
 
@@ -222,6 +223,7 @@ class TableClient(ABC):
             weight: Weight of this worker's contribution where those of several workers are averaged.
             step: In a job that counts steps, its number: every shard gets its part then, even an empty one.
             changes: Changes of rows that this worker caches.
+            asks: As in `start_pull`; only with `pulls`.
 
         Returns:
             The call; if it pulls nothing, its `wait` only waits until it is accepted.
@@ -244,6 +246,8 @@ class TableClient(ABC):
         for update in dense:
             requests.add_dense_push(update)
         _add_pulls(requests, dense, pulls or ())
+        for ask in asks:
+            requests.add_ask(ask)
         return self._start(requests, wants_answers)
 
     def start_prepare(

@@ -20,6 +20,7 @@ from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
 from .cached_table import Arrived, CachedTable, CacheJob, Changes, Counters, Outgoing, Plan
 from .deduplicator import Deduplicator, UniqueIds
+from .early_rows import EarlyRows
 from .row_batch import RowBatch
 from .row_exchange import RowAsk, RowChange, answer_of
 
@@ -63,6 +64,14 @@ class _Lookup(NamedTuple):
     ask: RowAsk | None
 
 
+class _Ahead(NamedTuple):
+    """The rows of the next step, on their way with the answer to a push."""
+
+    coming: EarlyRows
+    lookups: list[_Lookup]
+    call: TableCall
+
+
 class RowCaches:
     """Copies of the rows of a worker's tables, which its steps read and train. Thread-safe.
 
@@ -104,13 +113,24 @@ class RowCaches:
         self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids
         self._num_batches = 0
         self._saved: dict[str, int] = {}
+        self._coming: EarlyRows | None = None  # the next step, until the push of this one
+        self._ahead: _Ahead | None = None
         self._noted = 0, 0  # failed pushes and rejoins of the client that the caches know of
 
-    def pull(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
+    def pull(
+        self,
+        batches: Sequence[RowBatch],
+        early: EarlyRows | None = None,
+        coming: EarlyRows | None = None,
+        *,
+        step: int = 0,
+    ) -> None:
         """Fills batches that a step trains on with rows. Rows enter the caches when the batches are updated.
 
         Args:
             batches: As of `RowSource.pull`.
+            early: Rows of this step: `coming` of the step before; None if there are none.
+            coming: Rows of the next step; they are asked for with the push of this one.
             step: As of `RowSource.pull`.
 
         Raises:
@@ -118,7 +138,10 @@ class RowCaches:
         """
         with self._lock:
             self._num_batches += 1
-            while True:
+            self._coming = coming
+            found = self._arrived(early)
+            batches = [batch for batch in batches if batch.spec.name not in found]
+            while batches or not found:
                 self._note_failures()
                 lookups = [self._looked_up(batch, step or self._num_batches) for batch in batches]
                 plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
@@ -126,11 +149,18 @@ class RowCaches:
                 extra: Sequence[ExtraBlock] = ()
                 if step or plain or asks:
                     extra = self._client.start_pull(plain, step=step, asks=asks, owns_memory=True).wait()
-                if self._client.num_rejoins == self._noted[1]:
-                    break  # otherwise a pserver that was started again may have answered, whose clocks begin at 0
-            for lookup in lookups:
-                if lookup.table is not None:
-                    self._finish(lookup, lookup.table, extra)
+                if self._client.num_rejoins != self._noted[1]:
+                    continue  # a pserver that was started again may have answered, whose clocks begin at 0
+                self._finish_all(lookups, extra)
+                break
+
+    def abandon(self, early: EarlyRows) -> None:
+        """Drops the rows of a step that is not run."""
+        with self._lock:
+            if self._ahead is not None and self._ahead.coming is early:
+                self._drop_ahead()
+            if self._coming is early:
+                self._coming = None
 
     def read(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
         """Fills batches for an evaluation: with the rows of the pservers, and this worker's held updates.
@@ -158,7 +188,19 @@ class RowCaches:
         Gradients should be finite. If it raises, the caches hold the updates of their rows.
         """
         with self._trained(batches) as (pushes, changes):
-            return self._client.start_update(pushes, dense, pulls, weight=weight, step=step, changes=changes)
+            coming, self._coming = self._coming, None
+            if coming is None:
+                return self._client.start_update(pushes, dense, pulls, weight=weight, step=step, changes=changes)
+            self._num_batches += 1
+            next_step = step + 1 if step else self._num_batches
+            lookups = [self._looked_up(batch, next_step) for batch in coming.batches.values()]
+            plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
+            asks = [lookup.ask for lookup in lookups if lookup.ask is not None]
+            # Where steps are counted the answer says that this one is complete.
+            late = plain if plain or asks or step else pulls
+            call = self._client.start_update(pushes, dense, late, weight=weight, step=step, changes=changes, asks=asks)
+            self._ahead = _Ahead(coming, lookups, call)
+            return call
 
     def start_prepare(
         self, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate], *, weight: float, step: int
@@ -177,6 +219,7 @@ class RowCaches:
         """
         changes, sent = [], []
         with self._lock:
+            self._drop_ahead()
             self._note_failures()
             for name, table in (self._tables or {}).items():
                 outgoing = table.flush()
@@ -211,6 +254,7 @@ class RowCaches:
     def clear(self) -> None:
         """Forgets all copies and what they hold: the tables on the pservers were replaced."""
         with self._lock:
+            self._drop_ahead()
             self._reads.clear()
             for table in (self._tables or {}).values():
                 table.forget()
@@ -228,6 +272,7 @@ class RowCaches:
         """Yields the gradients and changes that a step pushes. If the block ends well, they count as sent."""
         pushes, changes, sent = [], [], []
         with self._lock:
+            self._drop_ahead()
             for batch in batches:
                 table = self._table(batch.spec)
                 if table is None:
@@ -246,6 +291,31 @@ class RowCaches:
                 table.sent(outgoing)
 
     # With the lock held
+
+    def _arrived(self, early: EarlyRows | None) -> set[str]:
+        """Finishes the lookups that were made ahead for this step; returns the names of their tables."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return set()
+        if ahead.coming is not early or self._noted != (self._client.num_failed_pushes, self._client.num_rejoins):
+            ahead.call.abandon()
+            return set()
+        extra = ahead.call.wait()
+        if self._noted != (self._client.num_failed_pushes, self._client.num_rejoins):
+            return set()
+        self._finish_all(ahead.lookups, extra)
+        return {lookup.batch.spec.name for lookup in ahead.lookups}
+
+    def _drop_ahead(self) -> None:
+        """Drops rows that were asked for ahead: what the caches hold, or who uses them, has changed since."""
+        if self._ahead is not None:
+            self._ahead.call.abandon()
+            self._ahead = None
+
+    def _finish_all(self, lookups: Sequence[_Lookup], extra: Sequence[ExtraBlock]) -> None:
+        for lookup in lookups:
+            if lookup.table is not None:
+                self._finish(lookup, lookup.table, extra)
 
     def _table(self, spec: TableSpec) -> CachedTable | None:
         if self._tables is None:

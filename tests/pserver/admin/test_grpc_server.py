@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import random
 import socket
 from contextlib import closing
 from pathlib import Path
 
+import grpc
 import pytest
 
 from fleet_sparse.credentials import Credentials
-from fleet_sparse.errors import SettingError
+from fleet_sparse.errors import ErrorCode, ProtocolError, SettingError
 from fleet_sparse.pserver.admin import grpc_server
 from fleet_sparse.pserver.admin.grpc_server import ControlPlane
+from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, from_status
 from support.controls import HeldControl
 
 BY_TCP = Credentials(has_control_sockets=False)
@@ -42,3 +45,37 @@ def test_connection_past_the_limit_is_closed(tmp_path: Path, monkeypatch: pytest
         with socket.create_connection(address, timeout=20), socket.create_connection(address, timeout=4) as second:
             while second.recv(1 << 10):
                 pass
+
+
+def test_request_that_is_no_message_is_malformed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held = HeldControl(tmp_path)
+    with (
+        closing(ControlPlane("127.0.0.1:0", held.service, held.settings, BY_TCP)) as served,
+        BY_TCP.grpc_channel(f"127.0.0.1:{served.port}", ()) as channel,
+    ):
+        for name in METHODS:
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary(f"/{SERVICE}/{name}")(b"\xff" * 9, timeout=20)
+            metadata = dict(caught.value.trailing_metadata())
+            error = from_status(caught.value.details(), metadata[ERROR_KEY], metadata[ATTRIBUTES_KEY])
+            assert isinstance(error, ProtocolError)
+            assert error.code is ErrorCode.MALFORMED
+            assert name in str(error)
+    assert held.num_stops == 0
+    assert "Traceback" not in caplog.text
+
+
+def test_callers_that_wait_too_short_leave_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held = HeldControl(tmp_path)
+    rng = random.Random(1)
+    with (
+        closing(ControlPlane("127.0.0.1:0", held.service, held.settings, BY_TCP)) as served,
+        BY_TCP.grpc_channel(f"127.0.0.1:{served.port}", ()) as channel,
+    ):
+        calls = [channel.unary_unary(f"/{SERVICE}/{name}") for name in ("Stats", "Barrier")]
+        for _ in range(20):
+            futures = [rng.choice(calls).future(b"", timeout=rng.random() / 100) for _ in range(50)]
+            for future in futures:
+                future.exception()
+        assert calls[0](b"", timeout=20)
+    assert "Traceback" not in caplog.text

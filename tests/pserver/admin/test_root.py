@@ -56,7 +56,7 @@ NOT_UNDER_A_PATH = [
     *("..", "a/../../x", "a/..", "/root/../etc"),
     *("/", "/etc", "/tmp", "{root}2", "s3://bucket/model"),
     *("out", "out/model", "loop/model"),
-    *("", "a\0b"),
+    *("", "a\0b", "x" * 300, "x/" * 3000),
 ]
 
 

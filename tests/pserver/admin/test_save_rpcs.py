@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fleet_sparse.core.mode import ASYNC, Mode
-from fleet_sparse.errors import SnapshotError
+from fleet_sparse.errors import ProtocolError, SnapshotError
 from fleet_sparse.pserver.admin import save_rpcs
 from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.admin.snapshot_writer import Save
@@ -55,6 +55,25 @@ async def test_position_of_the_coordinator_is_in_the_manifest(held: HeldControl,
     await coordinator.end(await coordinator.finish(await coordinator.write()))
     _, told = load_from(tmp_path / "model")
     assert told.manifest.workers == (WorkerPosition(0, 12, {"epoch": 1, "batch": 2}),)
+
+
+@in_loop
+async def test_position_of_a_step_past_all_bounds_begins_no_save(held: HeldControl) -> None:
+    await held.start(registration(SGD))
+    with pytest.raises(ProtocolError, match=str(2**63)):
+        await Coordinator(held).begin(step=2**63)
+    with pytest.raises(ProtocolError, match=str(2**63)):
+        await held.start(position(1, 2**63))
+
+
+@pytest.mark.parametrize("text", ["a", '{"a": 1', "NaN", "1e999", "[" * 100_000, "9" * 5000])
+@in_loop
+async def test_position_that_is_not_json_begins_no_save(held: HeldControl, text: str) -> None:
+    await held.start(registration(SGD))
+    with pytest.raises(ProtocolError):
+        await Coordinator(held).begin(position=text)
+    with pytest.raises(ProtocolError):
+        await held.start(position(1, 6, loader=text))
 
 
 def test_delta_extends_the_committed_save(held: HeldControl, tmp_path: Path) -> None:

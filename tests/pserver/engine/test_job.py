@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode
-from fleet_sparse.pserver.engine.job import DeferredRequest, Job
+from fleet_sparse.pserver.engine.job import DeferredRequest, Job, PreparedStep
 from fleet_sparse.pserver.tables.mutations import Push
 from fleet_sparse.wire.frame_format import Header, Op
 from support.shards import SGD, floats, ids_of
@@ -89,6 +89,15 @@ def test_sync_push_before_its_step_is_due_is_refused() -> None:
         ErrorCode.MALFORMED,
         "header: worker 0 pushes step 2; its next one is 2, and 0 is complete",
     )
+
+
+def test_step_after_a_committed_one_may_be_prepared() -> None:
+    job = job_of(2)
+    job.prepared = PreparedStep(1)
+    job.restore_step([client_of(0)], 1)
+    assert job.find_fault(header(Op.PREPARE, 0, step=2), 0, 16) is None
+    assert job.find_fault(header(Op.PUSH, 0, step=2), 0, 16) is not None
+    assert job.find_fault(header(Op.PREPARE, 1, step=2), 1, 16) is not None
 
 
 def test_push_past_the_staging_limit_names_the_setting() -> None:

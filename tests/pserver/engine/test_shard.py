@@ -343,6 +343,16 @@ REFUSED: dict[str, tuple[Change, ErrorCode, str]] = {
         ErrorCode.MALFORMED,
         "table 'adam': optimizer step is 0, the first push has 1",
     ),
+    "optimizer step past all bounds": (
+        lambda: push(ADAM, ids_of(1), floats([1, 1, 1]), optimizer_step=2**62 + 1),
+        ErrorCode.MALFORMED,
+        f"table 'adam': optimizer step is {2**62 + 1}",
+    ),
+    "optimizer step past a signed word": (
+        lambda: push(DENSE, None, np.ones(8, np.float32), optimizer_step=2**63),
+        ErrorCode.MALFORMED,
+        f"dense 'dense': optimizer step is {2**63}",
+    ),
     "second push of a table": (
         lambda: push(SGD, ids_of(8), floats([1, 1])),
         ErrorCode.MALFORMED,

@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from fleet_sparse.errors import LogCorrupt, LogFull, SettingError
-from fleet_sparse.pserver.log.log_format import HEADER_BYTES, NEXT_SEGMENT, Kind, LogIdentity, SegmentHeader
+from fleet_sparse.errors import LeaseLost, LogCorrupt, LogFull
+from fleet_sparse.pserver.log.log_format import HEADER_BYTES, Kind, LogIdentity, SegmentHeader, next_segment_name
 from fleet_sparse.pserver.log.log_reader import LogReader
+from fleet_sparse.pserver.log.log_writer import LogWriter
 from support.logs import IDENTITY, small_writer
 
 
@@ -25,10 +25,14 @@ def bodies(directory: Path, first_lsn: int | None = None) -> list[bytes]:
     return [record.body for record in LogReader(directory, first_lsn).records()]
 
 
-def write(directory: Path, texts: list[bytes], **changes: Any) -> None:
-    writer = small_writer(directory, **changes)
+def append(writer: LogWriter, *texts: bytes) -> None:
     for text in texts:
         writer.append(Kind.TABLE, body_bytes=len(text), parts=[text, bytes(-len(text) % 8)])
+
+
+def write(directory: Path, texts: list[bytes], **changes: Any) -> None:
+    writer = small_writer(directory, **changes)
+    append(writer, *texts)
     writer.close()
 
 
@@ -167,11 +171,25 @@ def test_a_segment_of_another_log_is_refused(small: Path, tmp_path: Path) -> Non
     assert LogReader(tmp_path / "third").identity == IDENTITY == LogIdentity(0, 1, 0, 77, 99)
 
 
-def test_two_writers_of_one_log_are_refused(tmp_path: Path) -> None:
-    writer = small_writer(tmp_path)
-    with pytest.raises(SettingError):
-        small_writer(tmp_path)
-    writer.close()
+@pytest.mark.guarantee("W11")
+def test_a_writer_cannot_continue_a_log_of_a_later_one(tmp_path: Path) -> None:
+    former = small_writer(tmp_path, generation=1)
+    append(former, b"one")
+    reader = LogReader(tmp_path)
+    assert len(list(reader.records())) == 1
+    later = small_writer(tmp_path, generation=2, newest_lsn=reader.newest_lsn, newest_checksum=reader.newest_checksum)
+    append(former, b"not acked")  # it does not know that it has lost its lease
+    append(later, b"two")
+    with pytest.raises(LeaseLost):
+        former.begin_segment()
+    with pytest.raises(LeaseLost), former.exclusive():
+        pass
+    former.close()
+    append(later, b"three")
+    later.begin_segment()
+    append(later, b"four")
+    later.close()
+    assert bodies(tmp_path) == [b"one", b"two", b"three", b"four"]
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
@@ -193,8 +211,8 @@ def without_room(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def test_a_full_disk_is_met_a_segment_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = small_writer(tmp_path, sync_s=0.01, segment_bytes=512)
-    wait_until((tmp_path / NEXT_SEGMENT).exists)
-    wait_until(lambda: (tmp_path / NEXT_SEGMENT).stat().st_size == 512)
+    wait_until((tmp_path / next_segment_name(1)).exists)
+    wait_until(lambda: (tmp_path / next_segment_name(1)).stat().st_size == 512)
     make_room = without_room(monkeypatch)
     writer.begin_segment()
     wait_until(lambda: writer.full_since is not None)
@@ -205,47 +223,6 @@ def test_a_full_disk_is_met_a_segment_ahead(tmp_path: Path, monkeypatch: pytest.
     assert writer.append(Kind.TABLE, parts=[bytes(512)]) == 2
     writer.close()
     assert len(bodies(tmp_path)) == 2
-
-
-@pytest.mark.parametrize("call", ["pwritev", "fdatasync", "rename", "posix_fallocate", "pwrite"])
-@pytest.mark.parametrize("is_before", [True, False])
-def test_a_crash_at_any_call_leaves_a_prefix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, is_before: bool
-) -> None:
-    for number in range(20):
-        directory, real, num_calls, done = tmp_path / str(number), getattr(os, call), 0, 0
-
-        class Crash(BaseException):
-            pass
-
-        def crash(*arguments: Any, real: Any = real, number: int = number) -> Any:
-            nonlocal num_calls
-            if threading.current_thread() is not threading.main_thread():
-                return real(*arguments)
-            num_calls += 1
-            if num_calls == number + 1 and is_before:
-                raise Crash
-            result = real(*arguments)
-            if num_calls == number + 1:
-                raise Crash
-            return result
-
-        writer = small_writer(directory, segment_bytes=512)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, crash)
-            try:
-                for text in TEXTS:
-                    writer.append(Kind.TABLE, body_bytes=len(text), parts=[text, bytes(-len(text) % 8)])
-                    done += 1
-                    if call == "fdatasync":
-                        writer.sync()
-            except Crash:
-                pass
-        copy = tmp_path / f"{number}-crashed"
-        shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("next.fsl"))
-        read = bodies(copy)
-        assert read in (TEXTS[:done], TEXTS[: done + 1])
-        writer.close()
 
 
 def test_log_of_an_older_version_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import LogCorrupt, SettingError
 from fleet_sparse.pserver.admin.log_recovery import log_directory, start_log, write_checkpoint
 from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
 from fleet_sparse.pserver.log.log_format import Kind
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.storage.table_store import TableStore
@@ -326,6 +327,18 @@ def test_no_checkpoint_begins_inside_a_prepared_step(tmp_path: Path) -> None:
     assert shard.begin_checkpoint() is not None
 
 
+def test_a_log_whose_checkpoint_is_gone_is_refused(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM)
+    train(shard)
+    write_checkpoint(shard)
+    train(shard)
+    close(shard)
+    (tmp_path / "log" / CHECKPOINT).unlink()
+    with pytest.raises(LogCorrupt) as caught:
+        logged_shard(tmp_path / "log")
+    assert caught.value.path == str(tmp_path / "log" / CHECKPOINT)
+
+
 def test_a_crash_between_cut_and_checkpoint_uses_the_old_one(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", ADAM)
     train(shard)
@@ -482,7 +495,7 @@ def crashed(shard: Shard, *, is_torn: bool) -> Shard:
     assert shard.log is not None
     source = shard.log.writer.directory
     directory = source.with_name(f"{source.name}x")
-    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("next.fsl"))
+    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("next-*.fsl"))
     if is_torn:
         reader = LogReader(directory)
         list(reader.records())

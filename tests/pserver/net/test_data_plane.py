@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -15,7 +17,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode, SettingError
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.data_plane import DataPlane
-from fleet_sparse.pserver.net.streams import Streams
+from fleet_sparse.pserver.net.streams import Peer, Streams
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Frame, Op
@@ -227,6 +229,25 @@ def test_deferred_reply_goes_to_the_newest_connection(running: Running) -> None:
     assert asked(again, frame).header.op is Op.WAIT
     asked(to_second, push_one(second))
     assert received(again).header.op is Op.ACK
+
+
+def test_streams_of_clients_that_went_away_are_freed() -> None:
+    before = num_peers()
+    running = Running("stream")
+    workers = sync_workers(running, 9)
+    for worker, socket in workers[:-1]:
+        assert asked(socket, push_one(worker)).header.op is Op.WAIT
+        socket.close()
+    deadline = time.monotonic() + 20
+    while running.on_data_thread(num_peers) > before + 1:
+        assert time.monotonic() < deadline
+    assert asked(workers[-1][1], push_one(workers[-1][0])).header.op is Op.ACK
+    running.close()
+
+
+def num_peers() -> int:
+    gc.collect()
+    return sum(isinstance(each, Peer) for each in gc.get_objects())
 
 
 def test_client_that_went_away_keeps_no_reply_from_the_others(running: Running) -> None:

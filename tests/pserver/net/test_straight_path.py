@@ -22,7 +22,7 @@ from fleet_sparse.pserver.engine.plain_frames import MAX_REMEMBERED_CLIENTS
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.net.requests import deferred_answers
 from fleet_sparse.pserver.storage.table_store import TableStore
-from fleet_sparse.pserver.tables.row_limit import MAX_UNCHECKED_IDS, NO_LIMITS, RowLimit, RowLimits
+from fleet_sparse.pserver.tables.row_limit import MAX_UNCHECKED_IDS, NO_LIMITS, MemoryUse, RowLimit, RowLimits
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Block, Frame, Op
@@ -175,7 +175,8 @@ def test_tables_are_straight_again_once_memory_is_free() -> None:
     with closing(Twins(SGD)) as twins:
         for shard in twins.shards:
             table = shard.tables[SGD.table_id].table
-            table.limit = RowLimit(NO_LIMITS, 4, "table", lambda: used[0], lambda: now[0])  # type: ignore[attr-defined]
+            memory = MemoryUse(lambda: used[0], lambda: now[0], lambda: 1 << 40)
+            table.limit = RowLimit(NO_LIMITS, 4, "table", memory, lambda: now[0])  # type: ignore[attr-defined]
             table.store.end_day()  # type: ignore[attr-defined]  # its limit is read again
         steps_of(twins, 2, 40)
         used[0], now[0] = 0.5, 10.0

@@ -315,6 +315,22 @@ def test_the_slowest_frame_ends_for_one_that_waits(serve: Serve, dial: Dial, mon
     sending.join()
 
 
+def test_frame_of_the_first_second_is_not_the_slowest_at_once(
+    serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "CHECK_MS", 300)
+    endpoint = serve(max_receiving_bytes=LARGE).endpoint
+    first, second = dial(endpoint), dial(endpoint)
+    rest = half_a_frame(first)
+    sending = threading.Thread(target=second.send_multipart, args=([bytes(LARGE)],))
+    sending.start()
+    assert not first.poll(1000)  # some checks
+    first.stream.sendall(rest)
+    assert first.recv_multipart() == [bytes(LARGE)]
+    assert second.recv_multipart() == [bytes(LARGE)]
+    sending.join()
+
+
 def test_room_of_a_connection_that_ends_is_free(serve: Serve, dial: Dial) -> None:
     endpoint = serve(max_receiving_bytes=LARGE).endpoint
     for _ in range(3):

@@ -60,9 +60,16 @@ def test_bytes_bound_rows() -> None:
     assert client.shard.states()[0].num_rows == 3
 
 
-def limit_of(used: list[float], limits: RowLimits = NO_LIMITS, times: list[float] | None = None) -> RowLimit:
+def limit_of(
+    used: list[float], limits: RowLimits = NO_LIMITS, times: list[float] | None = None, num_bytes: int = 1 << 50
+) -> RowLimit:
     """A limit that reads the use of memory, and the time, from the ends of lists."""
-    return RowLimit(limits, 100, "table 'C1'", lambda: used[-1], lambda: (times or [0.0])[-1])
+
+    def clock() -> float:
+        return (times or [0.0])[-1]
+
+    memory = MemoryUse(lambda: used[-1], clock, lambda: num_bytes)
+    return RowLimit(limits, 100, "table 'C1'", memory, clock)
 
 
 def test_no_row_is_added_while_memory_is_short() -> None:
@@ -81,6 +88,13 @@ def test_memory_is_read_again_after_many_new_rows() -> None:
     assert limit.unchecked_rows == 1000 + UNCHECKED_ROWS
 
 
+def test_memory_is_read_again_after_a_share_of_what_is_left() -> None:
+    row_bytes = 100 + row_limit.INDEX_BYTES
+    limit = limit_of([0.5], num_bytes=row_bytes * 80_000)
+    limit.num_free(1000)
+    assert limit.unchecked_rows == pytest.approx(1000 + 0.4 * 80_000 / 32, abs=1)
+
+
 def test_a_full_table_leaves_nothing_unchecked() -> None:
     limit = limit_of([0.5], RowLimits(1000, 0))
     limit.num_free(990)
@@ -97,7 +111,7 @@ def test_use_of_memory_is_read_once_for_many_tables() -> None:
         num_reads += 1
         return 0.5
 
-    use = MemoryUse(read, lambda: now)
+    use = MemoryUse(read, lambda: now, lambda: 1 << 30)
     assert [use.share() for _ in range(5)] == [0.5] * 5
     now = 1.0
     use.share()

@@ -13,7 +13,7 @@ import pytest
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.ids import NUM_BUCKETS, hash_ids
 from fleet_sparse.core.initializer import uniform
-from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
@@ -211,4 +211,4 @@ def test_shipped_coefficients_know_every_rule_that_trains() -> None:
 
 
 def test_limits_of_the_model_are_those_of_the_code() -> None:
-    assert (MAX_PSERVERS, MAX_DIM) == (NUM_BUCKETS, frame_format.MAX_DIM)
+    assert (MAX_PSERVERS, MAX_DIM, MODES) == (NUM_BUCKETS, frame_format.MAX_DIM, (SYNC, ASYNC))

@@ -168,6 +168,19 @@ def test_worker_registers_again_with_all_that_it_declared(control: ControlClient
     assert (again.incarnation, again.is_restart, again.restored_seq) == (300, True, 4)
 
 
+@pytest.mark.guarantee("W12")
+def test_an_older_process_of_a_pserver_is_ignored(control: ControlClient, pservers: FakePservers) -> None:
+    older, known, newer = 5 << 32 | 9, 6 << 32 | 1, 7 << 32
+    supervised(pservers, incarnation=known)
+    control.register([SPEC], 1, 2, ASYNC)
+    supervised(pservers, incarnation=older)
+    with pytest.raises(ShardUnavailable) as caught:
+        control.rejoin(1, Resumption(9, 3))
+    assert caught.value.shard == 1
+    supervised(pservers, incarnation=newer)
+    assert control.rejoin(1, Resumption(9, 3)).incarnation == newer
+
+
 @pytest.mark.parametrize(
     ("mode", "has_log", "can_fail_over"),
     [(ASYNC, False, True), (GEO, False, True), (SYNC, False, False), (SYNC, True, True)],
@@ -191,3 +204,10 @@ def test_tables_are_declared_to_a_restarted_pserver(control: ControlClient, pser
     control.register([SPEC], 0, 1, ASYNC)
     supervised(pservers, incarnation=300)
     assert [each.incarnation for each in control.register([OTHER], 0, 1, ASYNC)] == [100, 300]
+
+
+def test_repeated_registration_names_the_pservers_of_the_first(control: ControlClient, pservers: FakePservers) -> None:
+    control.register([SPEC], 0, 1)
+    control.register([OTHER], 0, 1)
+    named = [list(request.incarnations) for _, request in pservers.asked_for("Register")]
+    assert named == [[], [], [100, 101], [100, 101]]

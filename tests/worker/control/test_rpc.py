@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -113,6 +115,22 @@ def test_endpoint_where_nobody_listens_is_named(serve: Serve) -> None:
         control.stats()
     assert caught.value.endpoint == server.endpoint
     assert QUICK.deadline_s < time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
+def test_directory_without_the_socket_of_a_pserver_is_named(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    endpoint = serve(lambda method, request: messages.StatsReply()).endpoint
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    path = tmp_path / f"fleet_sparse-{os.getuid()}" / f"{Address.parse(endpoint).port}.sock"
+    with ControlClient([endpoint], QUICK) as control, pytest.raises(ShardUnavailable) as caught:
+        control.stats()
+    assert str(path) in str(caught.value)
+    assert f"{variable}" in str(caught.value)
+    assert f"is not {str(tmp_path)!r}" in str(caught.value)
 
 
 def test_pserver_that_hangs_is_named_after_the_deadline(serve: Serve) -> None:

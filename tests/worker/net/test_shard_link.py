@@ -641,13 +641,44 @@ def test_power_cuts_lose_and_double_no_push(counts_steps: bool, events: list[str
     assert [seq for _, seq in shard.applied] == [*range(1, num_pushes + 1)]
 
 
-def test_pushes_of_two_phases_are_not_sent_again() -> None:
-    link = link_of(KEEPS)
-    acked_push(link, 0.0, np.arange(8))
-    for op in (Op.PREPARE, Op.COMMIT):
-        request = Request(op, 1)
-        link.submit(request, 1.0, 1.0)
-        link.receive(reply(Op.NORMS if op is Op.PREPARE else Op.ROWS, request.request_id, request.push_seq), 1.0)
-    assert link.expect(INCARNATION + (1 << 32)).push_seq == 3
-    link.rejoin(KEEPS._replace(incarnation=INCARNATION + (1 << 32), restored_seq=3), 2.0)
+def submitted(link: ShardLink, op: Op, step: int = 0) -> Request:
+    request = Request(op, step)
+    link.submit(request, 1.0, 1.0)
+    answers = {Op.PREPARE: Op.NORMS, Op.COMMIT: Op.ROWS}
+    link.receive(reply(answers.get(op, Op.ACK), request.request_id, request.push_seq), 1.0)
+    return request
+
+
+def replayed(link: ShardLink, num_pushes: int) -> list[list[tuple[Op, int]]]:
+    """Lets a link that has lost all pushes send them again; returns op and seq of those that it sends at once."""
+    incarnation, rounds, seq = INCARNATION + (1 << 32), [], 0
+    assert link.expect(incarnation).push_seq == 0
+    link.rejoin(KEEPS._replace(incarnation=incarnation), 2.0)
+    while seq < num_pushes:
+        requests = link.poll(2.0).requests
+        rounds.append([(request.op, request.push_seq) for request in requests])
+        seq = requests[-1].push_seq
+        assert link.receive(reply(Op.ACK, requests[-1].request_id, seq, incarnation=incarnation), 2.0) == []
     assert link.poll(2.0).requests == []
+    return rounds
+
+
+def test_pushes_of_two_phases_are_sent_again_by_phase() -> None:
+    link = link_of(KEEPS)
+    for step in (1, 2):
+        submitted(link, Op.PREPARE, step)
+        submitted(link, Op.COMMIT, step)
+    assert replayed(link, 4) == [[(Op.PREPARE, 1)], [(Op.COMMIT, 2)], [(Op.PREPARE, 3)], [(Op.COMMIT, 4)]]
+
+
+def test_replayed_steps_wait_for_values_and_for_each_leave() -> None:
+    link = link_of(KEEPS)
+    for op, step in [(Op.ASSIGN, 0), (Op.ASSIGN, 0), (Op.LEAVE, 0), (Op.LEAVE, 0), (Op.PUSH, 1), (Op.PUSH, 2)]:
+        submitted(link, op, step)
+    assert replayed(link, 6) == [
+        [(Op.ASSIGN, 1), (Op.ASSIGN, 2)],
+        [(Op.LEAVE, 3)],
+        [(Op.LEAVE, 4)],
+        [(Op.PUSH, 5)],
+        [(Op.PUSH, 6)],
+    ]

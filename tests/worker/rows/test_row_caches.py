@@ -187,6 +187,36 @@ def test_workers_of_an_async_job_run_at_their_own_speed() -> None:
         assert job.num_held > 0
 
 
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("kind", KINDS)
+def test_lost_and_repeated_frames_lose_and_double_no_update(kind: str) -> None:
+    """A request whose reply is lost is sent again."""
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, kind, LOOSE, 2, 7, max_rows=12)
+        losses = np.random.default_rng(1)
+        for worker in job.workers:
+            worker.channel.loses_request = lambda shard: bool(losses.random() < 0.05)
+            worker.channel.loses_reply = lambda shard: bool(losses.random() < 0.05)
+        for _ in range(25):
+            job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("ids", [[2**24, 2**24 + 1], [-(2**63), 2**63 - 1], [2**53, 2**53 + 1]], ids=str)
+def test_ids_that_a_float_cannot_tell_apart_are_two_rows(ids: list[int]) -> None:
+    with cluster_of(3) as cluster:  # a shard at least has none of them
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        worker, both = job.workers[0], np.array(ids)
+        for number in range(6):
+            batch = worker.read(job.spec, both[: 1 + number % 2])
+            worker.update(batch, np.full(batch.values.shape, -1, np.float32))
+        assert worker.evaluate(job.spec, both)[:, 0].tolist() == [6.0, 3.0]
+        worker.training.drain()
+        assert job.workers[1].evaluate(job.spec, both)[:, 0].tolist() == [6.0, 3.0]
+
+
 @pytest.mark.guarantee("H2")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_off_by_at_most_the_drift(kind: str) -> None:

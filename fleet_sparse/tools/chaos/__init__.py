@@ -1,0 +1,1 @@
+"""Jobs whose pservers are killed, suspended and lose power, and whose rows are counted afterwards."""

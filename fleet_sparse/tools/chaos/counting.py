@@ -1,0 +1,110 @@
+"""The program of a chaos job, run by fleetrun: in each step a worker adds 1 to its own value of every row.
+
+It trains until the file `finish` exists, and in sync mode until the step that `last` names. The number of its steps is
+in the file `steps`n, as 8 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import mmap
+import os
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddle.distributed import fleet
+
+from fleet_sparse.plugin.install import install
+from fleet_sparse.plugin.strategy import PserverStrategy
+
+NUM_ROWS = 128
+STEPS = struct.Struct("<Q")
+STEP_S = 0.002
+_LAG, _K_STEPS = 4, 2
+_LONG_S = 0.25  # a step that takes longer is a pause
+
+
+def main() -> None:
+    """Runs a pserver or a worker, as fleetrun says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mode", choices=("async", "lag", "geo", "sync"), required=True)
+    mode: str = parser.parse_args().mode
+    install()
+    paddle.enable_static()
+    fleet.init()
+    num_workers = fleet.worker_num()
+    ids = paddle.static.data("ids", [None], "int64")
+    zeros = paddle.ParamAttr(name="counts", initializer=paddle.nn.initializer.Constant(0.0))
+    size = [1 << 40, num_workers]
+    rows = paddle.static.nn.embedding(ids, size=size, is_sparse=True, is_distributed=True, param_attr=zeros)
+    evaluation = paddle.static.default_main_program().clone(for_test=True)
+    own = paddle.static.data("own", [num_workers, 1], "float32")
+    loss = paddle.sum(paddle.matmul(rows, own))
+    fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy_of(mode)).minimize(loss)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+        return
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    executor.run(paddle.static.default_startup_program())
+    fleet.init_worker()
+    column = np.zeros((num_workers, 1), np.float32)
+    column[fleet.worker_index()] = -1
+    feed = {"ids": np.arange(NUM_ROWS), "own": column}
+    num_steps = train(mode, lambda: executor.run(feed=feed, fetch_list=[loss]))
+    fleet.barrier_worker()
+    values = executor.run(evaluation, feed={"ids": np.arange(NUM_ROWS)}, fetch_list=[rows])[0]
+    counts = values[:, fleet.worker_index()]
+    print("counted", num_steps, int(counts.min()), int(counts.max()), flush=True)
+    fleet.barrier_worker()
+    fleet.stop_worker()
+    print("ended well", flush=True)
+
+
+def strategy_of(mode: str) -> PserverStrategy:
+    """Returns the strategy of a mode in which updates add up exactly."""
+    strategy = PserverStrategy(
+        max_step_lag=_LAG if mode == "lag" else None, delta_scale="sum" if mode == "geo" else "avg"
+    )
+    strategy.a_sync = mode != "sync"
+    if mode == "geo":
+        strategy.a_sync_configs = {"k_steps": _K_STEPS}
+    elif mode == "sync":
+        strategy.gradient_scale_configs = {"scale_strategy": "sum"}
+    return strategy
+
+
+def train(mode: str, step: object) -> int:
+    """Makes steps until the job should end; returns their number."""
+    assert callable(step), "it runs the program"
+    worker = fleet.worker_index()
+    with Path(f"steps{worker}").open("w+b") as file:
+        file.write(bytes(STEPS.size))
+        file.flush()
+        counter = mmap.mmap(file.fileno(), STEPS.size)
+    print("pid", os.getpid(), flush=True)
+    for number in itertools.count(1):
+        begun_at = time.monotonic()
+        step()
+        took_s = time.monotonic() - begun_at
+        STEPS.pack_into(counter, 0, number)
+        if took_s > _LONG_S:
+            print(f"pause {took_s:.3f}", flush=True)
+        if mode == "sync":  # all workers end after the same step
+            if worker == 0 and Path("finish").exists() and not Path("last").exists():
+                Path("last.part").write_text(str(number + 2))  # no worker is more than one step ahead
+                Path("last.part").rename("last")
+            if Path("last").exists() and number == int(Path("last").read_text()):
+                return number
+        elif Path("finish").exists() and (mode != "geo" or number % _K_STEPS == 0):
+            return number
+        time.sleep(STEP_S)
+    raise AssertionError("steps have no end")
+
+
+if __name__ == "__main__":
+    main()

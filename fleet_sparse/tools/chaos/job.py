@@ -1,0 +1,240 @@
+"""ChaosJob: a fleetrun of pservers and counting workers in a directory, and the faults that it gets."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.local_pservers import child_environment
+
+from .faults import Fault, FaultKind
+from .power_cut import cut, last_segment, tear, trailing_commits
+
+NUM_PSERVERS = NUM_WORKERS = 2
+STEPS_BYTES = 8
+START_S, END_S = 120.0, 120.0
+_LEAST_COMMITS = 4  # of a power cut
+_POLL_S = 0.01
+_LOST = re.compile(r"shard (\d) at .*: (\d+) of \d+ pushes of this worker are lost")
+
+
+class ProcessUse(NamedTuple):
+    """What a process of the job takes."""
+
+    rss_bytes: int
+    num_files: int
+
+
+class Counted(NamedTuple):
+    """What one worker found in the rows at the end."""
+
+    num_steps: int
+    least: int
+    """Smallest number of its updates that a row has."""
+    most: int
+    num_lost: int
+    """Pushes that it reported as lost, of the shard that lost most."""
+
+
+class ChaosJob:
+    """A job that runs.
+
+    Args:
+        directory: Its directory.
+        launcher: The process of fleetrun.
+        recovery_s: Seconds after a fault in which all workers should make steps again.
+    """
+
+    def __init__(self, directory: Path, launcher: subprocess.Popen[bytes], recovery_s: float) -> None:
+        self._directory = directory
+        self._launcher = launcher
+        self._recovery_s = recovery_s
+
+    def start(self) -> None:
+        """Waits until all workers train.
+
+        Raises:
+            FleetSparseError: They do not in time.
+        """
+        self._wait_for(lambda: all(self.steps(worker) > 0 for worker in range(NUM_WORKERS)), START_S, "a first step")
+
+    def steps(self, worker: int) -> int:
+        """Returns the number of steps of a worker."""
+        path = self._directory / f"steps{worker}"
+        return int.from_bytes(path.read_bytes(), "little") if path.exists() else 0
+
+    def inflict(self, fault: Fault) -> float:
+        """Carries out a fault and waits until all workers train again; returns the seconds that it took.
+
+        Raises:
+            FleetSparseError: They do not train in time, or the job ended.
+        """
+        self._sleep(fault.quiet_s)
+        shards = range(NUM_PSERVERS) if fault.kind is FaultKind.kill_all else [fault.shard]
+        if fault.kind is FaultKind.power:
+            self._wait_for_commits(fault.shard)
+        begun_at = time.monotonic()
+        if fault.kind in (FaultKind.delay, FaultKind.suspend):
+            pid = self._pserver(fault.shard)
+            os.kill(pid, signal.SIGSTOP)
+            self._sleep(fault.lasts_s)
+            with suppress(ProcessLookupError):  # its supervisor has replaced it
+                os.kill(pid, signal.SIGCONT)
+        elif fault.kind in (FaultKind.kill, FaultKind.kill_all):
+            for shard in shards:
+                os.kill(self._pserver(shard), signal.SIGKILL)
+        else:
+            with self._dead(fault.shard) as segment:
+                cut(segment) if fault.kind is FaultKind.power else tear(segment)
+        targets = [self.steps(worker) + 5 for worker in range(NUM_WORKERS)]
+        self._wait_for(
+            lambda: all(self.steps(worker) >= target for worker, target in enumerate(targets)),
+            self._recovery_s,
+            f"a step after: {fault.kind}",
+        )
+        return time.monotonic() - begun_at - fault.lasts_s
+
+    def finish(self) -> list[Counted]:
+        """Ends the training; returns what each worker counted.
+
+        Raises:
+            FleetSparseError: The job does not end well.
+        """
+        (self._directory / "finish").touch()
+        self._wait_for(
+            lambda: all("ended well" in self._log(f"workerlog.{worker}") for worker in range(NUM_WORKERS)),
+            END_S,
+            "its end",
+        )
+        if self._launcher.wait(END_S):
+            raise FleetSparseError(f"chaos: fleetrun ended with exit code {self._launcher.returncode}")
+        return [self._counted(worker) for worker in range(NUM_WORKERS)]
+
+    def pauses_s(self) -> list[float]:
+        """Returns the durations of all steps that took long."""
+        logs = [self._log(f"workerlog.{worker}") for worker in range(NUM_WORKERS)]
+        return [float(pause) for log in logs for pause in re.findall(r"^pause (\S+)", log, re.MULTILINE)]
+
+    def use(self) -> dict[str, ProcessUse]:
+        """Returns what the processes that live as long as the job take: workers, and supervisors of pservers."""
+        pids = {f"worker {worker}": self._worker(worker) for worker in range(NUM_WORKERS)}
+        pids |= {f"supervisor {shard}": _parent_of(self._pserver(shard)) for shard in range(NUM_PSERVERS)}
+        return {name: _use_of(pid) for name, pid in pids.items()}
+
+    def _counted(self, worker: int) -> Counted:
+        log = self._log(f"workerlog.{worker}")
+        lost = [0] * NUM_PSERVERS
+        for shard, count in _LOST.findall(log):
+            lost[int(shard)] += int(count)
+        num_steps, least, most = map(int, re.findall(r"^counted (\d+) (-?\d+) (-?\d+)", log, re.MULTILINE)[0])
+        return Counted(num_steps, least, most, max(lost))
+
+    def _wait_for_commits(self, shard: int) -> None:
+        """Waits until the log of a shard has changes that a power cut may lose."""
+        self._wait_for(
+            lambda: len(trailing_commits(last_segment(self._directory, shard))) >= 2 * _LEAST_COMMITS,
+            self._recovery_s,
+            f"changes in the log of shard {shard}",
+        )
+
+    @contextmanager
+    def _dead(self, shard: int) -> Iterator[Path]:
+        """Kills a pserver; yields the newest segment of its log. It is started again behind the block."""
+        pid = self._pserver(shard)
+        supervisor = _parent_of(pid)
+        os.kill(supervisor, signal.SIGSTOP)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            while _state_of(pid) != "Z":
+                time.sleep(_POLL_S)
+            yield last_segment(self._directory, shard)
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
+
+    def _pserver(self, shard: int) -> int:
+        return int(re.findall(r"starts: pid (\d+)", self._log(f"serverlog.{shard}"))[-1])
+
+    def _worker(self, worker: int) -> int:
+        return int(re.findall(r"^pid (\d+)", self._log(f"workerlog.{worker}"), re.MULTILINE)[-1])
+
+    def _log(self, name: str) -> str:
+        path = self._directory / "log" / name
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _sleep(self, seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(seconds)
+            raise FleetSparseError(f"chaos: the job ended with exit code {self._launcher.returncode}; {self._hint}")
+
+    def _wait_for(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise FleetSparseError(f"chaos: no sign of {what} in {timeout_s:g} s; {self._hint}")
+            if self._launcher.poll() not in (None, 0):
+                self._sleep(0)
+            time.sleep(_POLL_S)
+
+    @property
+    def _hint(self) -> str:
+        return f"the logs of its processes are in {self._directory / 'log'}"
+
+
+@contextmanager
+def chaos_job(directory: Path, mode: str, durability: str, *, recovery_s: float) -> Iterator[ChaosJob]:
+    """Runs a job in an empty directory; ends all of its processes with the block.
+
+    Args:
+        directory: Directory of the job.
+        mode: Mode of training: async, lag, geo or sync.
+        durability: `FLEET_SPARSE_DURABILITY` of its pservers.
+        recovery_s: As of `ChaosJob`.
+    """
+    program = Path(__file__).with_name("counting.py")
+    command: Sequence[str] = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
+    command = [*command, "--server_num", str(NUM_PSERVERS), "--worker_num", str(NUM_WORKERS)]
+    command = [*command, str(program), "--mode", mode]
+    quiet = subprocess.DEVNULL
+    environment = child_environment(
+        FLEET_SPARSE_DURABILITY=durability,
+        FLEET_SPARSE_LOG_SYNC_S="1000",  # so that a power cut loses all but what a pserver waits for
+        OMP_NUM_THREADS="1",
+    )
+    environment.pop("FLEET_SPARSE_RESTARTS", None)
+    with subprocess.Popen(
+        command, cwd=directory, env=environment, stdout=quiet, stderr=quiet, start_new_session=True
+    ) as launcher:
+        try:
+            yield ChaosJob(directory, launcher, recovery_s)
+        finally:
+            # A signal ends fleetrun but not its children, which are in its process group.
+            with suppress(ProcessLookupError):  # all of them ended by themselves
+                os.killpg(launcher.pid, signal.SIGKILL)
+
+
+def _parent_of(pid: int) -> int:
+    return int(_stat_of(pid)[1])
+
+
+def _state_of(pid: int) -> str:
+    return _stat_of(pid)[0]
+
+
+def _stat_of(pid: int) -> list[str]:
+    """State, parent and the other fields behind the name of a process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _use_of(pid: int) -> ProcessUse:
+    status = Path(f"/proc/{pid}/status").read_text()
+    kib = int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0])
+    return ProcessUse(kib << 10, len(list(Path(f"/proc/{pid}/fd").iterdir())))

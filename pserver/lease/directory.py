@@ -1,0 +1,155 @@
+"""DirectoryCoordinator: leases as files in a directory that all pservers of a shard see.
+
+A lease is a file `<shard>.<number>`; the one with the largest number counts. Its process has it locked for as long as
+it lives, and renews it by its time of modification. So the lease of a process that has died is free at once, and that
+of a process that is suspended, or out of reach, once the time has not changed for longer than its ttl. No clock of
+another machine is read, and no process waits for a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from .coordinator import CLOCKS_DIFFER, Holder, holder_from, this_process
+
+_POLL_S = 0.05
+
+
+class _Observation(NamedTuple):
+    """The last change of a lease, as this process saw it."""
+
+    number: int
+    modified_ns: int
+    since: float
+
+
+class DirectoryCoordinator:
+    """Leases of one job in a directory; see `Coordinator`.
+
+    Args:
+        directory: The directory; created if missing.
+        job: Identity of the job.
+    """
+
+    def __init__(self, directory: Path, job: str) -> None:
+        self._directory = directory
+        self._job = job
+        self._held: dict[str, tuple[int, int]] = {}  # number and locked descriptor
+        self._observed: dict[str, _Observation] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def lease(self, shard: str, ttl_s: float, *, after: int = 0) -> int | Holder:
+        """As `Coordinator`."""
+        while True:
+            number = self._newest(shard)
+            generation = after + 1
+            if number:
+                try:
+                    former, is_free = self._look(shard, number)
+                except FileNotFoundError:
+                    continue  # there is a newer one
+                if not is_free:
+                    return former
+                generation = max(former.generation, after) + 1
+            holder = Holder(generation, self._job, this_process(), ttl_s)
+            descriptor = self._create(shard, number + 1, holder)
+            if descriptor is None:
+                continue
+            if self._newest(shard) != number + 1:  # a newer one was taken, and older files removed, in between
+                self._path(shard, number + 1).unlink(missing_ok=True)
+                os.close(descriptor)
+                continue
+            self._held[shard] = number + 1, descriptor
+            for older in self._numbers(shard):
+                if older <= number:
+                    self._path(shard, older).unlink(missing_ok=True)
+            return generation
+
+    def renew(self, shard: str) -> bool:
+        """As `Coordinator`."""
+        number, descriptor = self._held[shard]
+        now_ns = time.time_ns()
+        os.utime(descriptor, ns=(now_ns, now_ns))
+        return self._newest(shard) == number
+
+    def watch(self, shard: str, timeout_s: float) -> None:
+        """As `Coordinator`."""
+        until = time.monotonic() + timeout_s
+        while (number := self._newest(shard)) and time.monotonic() < until:
+            try:
+                if self._look(shard, number)[1]:
+                    return
+            except FileNotFoundError:
+                return
+            time.sleep(_POLL_S)
+
+    def release(self, shard: str) -> None:
+        """As `Coordinator`. The file stays: it has the generation."""
+        _, descriptor = self._held.pop(shard)
+        os.close(descriptor)
+
+    def close(self) -> None:
+        """As `Coordinator`. Leases that are not released are free at once."""
+        for shard in list(self._held):
+            self.release(shard)
+
+    def _look(self, shard: str, number: int) -> tuple[Holder, bool]:
+        """Returns whose lease a file is, and whether it is free.
+
+        Raises:
+            FileNotFoundError: The file was removed.
+        """
+        path = self._path(shard, number)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # afresh: so other machines' changes are seen
+        try:
+            holder = holder_from(os.pread(descriptor, 1 << 16, 0), str(path))
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return holder, True
+            except BlockingIOError:
+                pass
+            modified_ns, now = os.fstat(descriptor).st_mtime_ns, time.monotonic()
+        finally:
+            os.close(descriptor)
+        last = self._observed.get(shard)
+        if last is None or (last.number, last.modified_ns) != (number, modified_ns):
+            self._observed[shard] = _Observation(number, modified_ns, now)
+            return holder, False
+        return holder, now - last.since > CLOCKS_DIFFER * holder.ttl_s
+
+    def _create(self, shard: str, number: int, holder: Holder) -> int | None:
+        """Makes the file of a lease, complete and locked; returns its descriptor, or None if the file exists."""
+        temporary = self._directory / f"{shard}.new-{secrets.token_hex(8)}"
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.write(descriptor, holder.to_json())
+            os.fsync(descriptor)
+            os.link(temporary, self._path(shard, number))
+        except BaseException as error:
+            os.close(descriptor)
+            if isinstance(error, FileExistsError):
+                return None
+            raise
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+        return descriptor
+
+    def _path(self, shard: str, number: int) -> Path:
+        return self._directory / f"{shard}.{number}"
+
+    def _newest(self, shard: str) -> int:
+        return max(self._numbers(shard), default=0)
+
+    def _numbers(self, shard: str) -> list[int]:
+        numbers = (
+            name.removeprefix(f"{shard}.") for name in os.listdir(self._directory) if name.startswith(f"{shard}.")
+        )
+        return [int(number) for number in numbers if number.isdecimal()]

@@ -1,0 +1,158 @@
+"""Lease: the right of this process to answer for a shard, renewed by a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from fleet_sparse.errors import LeaseLost, SettingError
+
+from .coordinator import VARIABLE, Coordinator, Holder
+
+_log = logging.getLogger(__name__)
+
+_RENEWALS_PER_TTL = 4
+_TRIES_PER_TTL = 20
+"""After a renewal that failed."""
+
+
+class Lease:
+    """A lease that was taken; see `take_lease`.
+
+    Args:
+        coordinator: Granted it; closed with the lease.
+        shard: Name of the shard.
+        ttl_s: As of `Coordinator.lease`.
+        generation: Generation of the lease.
+        valid_until: Monotonic time up to which it is valid.
+        has_waited: True if another process of the job held it when this one asked first.
+
+    Attributes:
+        generation: As given.
+        has_waited: As given.
+        valid_until: Monotonic time up to which this process may answer. Without renewals it does not change, and minus
+            infinity is final.
+        on_lost: Called once by the thread of the lease when it is lost.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        shard: str,
+        ttl_s: float,
+        generation: int,
+        valid_until: float,
+        *,
+        has_waited: bool = False,
+    ) -> None:
+        self.generation = generation
+        self.has_waited = has_waited
+        self.valid_until = valid_until
+        self.on_lost: Callable[[], object] = lambda: None
+        self._coordinator = coordinator
+        self._shard = shard
+        self._ttl_s = ttl_s
+        self._lock = threading.Lock()  # of changes of `valid_until`
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_lost(self) -> bool:
+        """True if this process may answer no more; it never may again."""
+        if time.monotonic() < self.valid_until:
+            return False
+        self.lose()
+        return True
+
+    def lose(self) -> None:
+        """Makes the loss final: no renewal that is under way makes the lease valid again."""
+        with self._lock:
+            self.valid_until = -math.inf
+
+    def check(self) -> None:
+        """Checks that the lease is valid.
+
+        Raises:
+            LeaseLost: It is not.
+        """
+        if self.is_lost:
+            raise LeaseLost(
+                f"{self._shard}: this process could not renew its lease, generation {self.generation}, for "
+                f"{self._ttl_s:g} s (FLEET_SPARSE_LEASE_S): it was suspended, or {VARIABLE} was out of reach. Another "
+                "pserver may answer for the shard now; this one answers nothing"
+            )
+
+    def release(self) -> None:
+        """Ends the lease, so that another process gets it at once, unless it is lost. A second call does nothing."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._thread.join()
+        try:
+            if not self.is_lost:
+                self.lose()
+                self._coordinator.release(self._shard)
+            self._coordinator.close()
+        except OSError as error:
+            _log.warning("%s: the lease was not released, it ends by itself: %s", self._shard, error)
+
+    def _run(self) -> None:
+        pause_s = self._ttl_s / _RENEWALS_PER_TTL
+        while not self._ended.wait(pause_s):
+            asked_at = time.monotonic()
+            if asked_at >= self.valid_until:
+                break
+            try:
+                is_held = self._coordinator.renew(self._shard)
+            except OSError as error:
+                _log.warning("%s: the lease was not renewed: %s", self._shard, error)
+                pause_s = self._ttl_s / _TRIES_PER_TTL
+                continue
+            if not is_held:
+                break
+            pause_s = self._ttl_s / _RENEWALS_PER_TTL
+            with self._lock:
+                if self.valid_until > -math.inf:
+                    self.valid_until = asked_at + self._ttl_s
+        if not self._ended.is_set():
+            self.lose()
+            self.on_lost()
+
+
+def take_lease(coordinator: Coordinator, shard: str, ttl_s: float, *, job: str, after: int = 0) -> Lease:
+    """Takes the lease of a shard; waits while another pserver of the job holds it.
+
+    Args:
+        coordinator: Grants it.
+        shard: Name of the shard.
+        ttl_s: As of `Coordinator.lease`.
+        job: Identity of the job.
+        after: As of `Coordinator.lease`.
+
+    Raises:
+        SettingError: A pserver of another job holds it, and is alive; or as `Coordinator.lease`.
+        OSError: The coordinator cannot be reached.
+    """
+    begun_at = time.monotonic()
+    holder: Holder | None = None
+    while True:
+        asked_at = time.monotonic()
+        found = coordinator.lease(shard, ttl_s, after=after)
+        if not isinstance(found, Holder):
+            _log.info("%s: took the lease, generation %d", shard, found)
+            return Lease(coordinator, shard, ttl_s, found, asked_at + ttl_s, has_waited=holder is not None)
+        if found.job != job and asked_at - begun_at > found.ttl_s:
+            raise SettingError(
+                f"{shard}: a pserver of another job, {found.process}, holds the lease of this shard. Give each job a "
+                f"FLEET_SPARSE_LOG, or {VARIABLE}, of its own"
+            )
+        if holder != found:
+            holder = found
+            _log.warning(
+                "%s: waits for the lease, which %s holds with generation %d", shard, found.process, found.generation
+            )
+        coordinator.watch(shard, found.ttl_s)

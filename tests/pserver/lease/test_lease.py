@@ -1,0 +1,99 @@
+"""A lease that this process holds, and loses."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+
+import pytest
+
+from fleet_sparse.errors import LeaseLost, SettingError
+from fleet_sparse.pserver.lease.choice import open_coordinator
+from fleet_sparse.pserver.lease.coordinator import Holder
+from fleet_sparse.pserver.lease.lease import take_lease
+
+
+class FakeCoordinator:
+    """Answers as it is told; a renewal waits for `may_renew`."""
+
+    def __init__(self) -> None:
+        self.holder: Holder | None = None
+        self.answer: bool | OSError = True
+        self.may_renew, self.renews = threading.Event(), threading.Event()
+        self.may_renew.set()
+        self.ended: list[str] = []
+
+    def lease(self, shard: str, ttl_s: float, *, after: int = 0) -> int | Holder:
+        return after + 1 if self.holder is None else self.holder
+
+    def renew(self, shard: str) -> bool:
+        self.renews.set()
+        self.may_renew.wait()
+        if isinstance(self.answer, OSError):
+            raise self.answer
+        return self.answer
+
+    def watch(self, shard: str, timeout_s: float) -> None:
+        pass
+
+    def release(self, shard: str) -> None:
+        self.ended.append("released")
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+
+@pytest.mark.parametrize("answer", [False, OSError("no answer")])
+def test_a_lease_that_is_not_renewed_is_lost(answer: bool | OSError) -> None:
+    coordinator, lost = FakeCoordinator(), threading.Event()
+    coordinator.answer = answer
+    lease = take_lease(coordinator, "a", 0.2, job="")
+    lease.on_lost = lost.set
+    assert lost.wait(30)
+    with pytest.raises(LeaseLost):
+        lease.check()
+    lease.release()
+    assert coordinator.ended == ["closed"]
+
+
+@pytest.mark.guarantee("W11")
+def test_no_late_renewal_makes_a_lost_lease_valid() -> None:
+    coordinator, lost = FakeCoordinator(), threading.Event()
+    coordinator.may_renew.clear()
+    lease = take_lease(coordinator, "a", 8.0, job="")
+    lease.on_lost = lost.set
+    assert coordinator.renews.wait(30)
+    lease.lose()
+    coordinator.may_renew.set()
+    assert lost.wait(30)
+    assert lease.valid_until == -math.inf
+
+
+def test_a_released_lease_is_free_and_closed() -> None:
+    coordinator = FakeCoordinator()
+    lease = take_lease(coordinator, "a", 30.0, job="", after=6)
+    assert lease.generation == 7
+    lease.release()
+    lease.release()
+    assert coordinator.ended == ["released", "closed"]
+    assert lease.is_lost
+
+
+def test_a_lease_of_another_job_that_lives_is_refused() -> None:
+    coordinator = FakeCoordinator()
+    coordinator.holder = Holder(3, "another job", "host, pid 7", 0.1)
+    with pytest.raises(SettingError, match="host, pid 7"):
+        take_lease(coordinator, "a", 30.0, job="a job")
+
+
+@pytest.mark.parametrize("url", ["redis://a:1/b", "etcd://a:1", "zookeeper:///b", "a:1/b"])
+def test_a_coordinator_of_another_kind_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="FLEET_SPARSE_COORDINATOR"):
+        open_coordinator(url, tmp_path, "a job", ttl_s=1.0)
+
+
+def test_a_directory_with_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "shard.3").write_text("not a lease")
+    with pytest.raises(SettingError, match=r"shard\.3"):
+        open_coordinator("", tmp_path, "a job", ttl_s=1.0).lease("shard", 1.0)

@@ -1,0 +1,156 @@
+"""A pserver that dies at any storage call of its log or checkpoint continues with what it acked."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet_sparse.pserver.admin.log_recovery import close_log, write_checkpoint
+from fleet_sparse.pserver.engine.shard import Shard
+from support.failpoints import AFTER, BEFORE, STORAGE_CALLS, TORN, Failpoint
+from support.logs import close, logged_shard, recovered, state_of
+from support.shards import ADAM, CLIENT, SGD, FrameClient, push
+
+# The log's own thread ends with the process.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception in thread fleet_sparse log")
+NUM_CRASHES = 20  # at each call
+IDS = np.arange(4)
+POINTS = [(call, when) for call in STORAGE_CALLS if call != "link" for when in (BEFORE, AFTER)] + [("pwritev", TORN)]
+
+
+class Life:
+    """A pserver that is started, trained, checkpointed and ended twice, by a seed.
+
+    Attributes:
+        num_acked: Pushes that were acked. Push k subtracts 1 from each row of a table, in SGD.
+    """
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.num_acked = 0
+        self._directory = directory
+        self._random = random.Random(seed)
+        self._shards: list[Shard] = []
+
+    def run(self) -> None:
+        for _ in range(2):
+            shard = begun(self._directory)
+            self._shards.append(shard)
+            client = FrameClient(shard)
+            client.seq = self.num_acked
+            for _ in range(self._random.randint(2, 5)):
+                self._train(client)
+                write_checkpoint(shard)
+            self._train(client)
+            close(shard)
+            self._shards.remove(shard)
+
+    def _train(self, client: FrameClient[Shard]) -> None:
+        for _ in range(self._random.randint(1, 6)):
+            push_once(client)
+            self.num_acked = client.seq
+            if self._random.random() < 0.2:
+                assert client.shard.log is not None
+                client.shard.log.writer.sync()
+
+    def free(self) -> None:
+        """Frees what a crash has left behind in this process. Its files are not looked at any more."""
+        for shard in self._shards:
+            with suppress(OSError):
+                close(shard)
+
+
+def begun(directory: Path) -> Shard:
+    shard = logged_shard(directory, segment_bytes=1024)
+    for spec in (SGD, ADAM):
+        if spec.table_id not in shard.tables:
+            shard.add_table(spec, declared_by="worker 0")
+    return shard
+
+
+def push_once(client: FrameClient[Shard]) -> None:
+    grads = np.tile(np.float32([1.0, 0.0]), (len(IDS), 1))
+    block = push(ADAM, IDS, np.ones((len(IDS), 3), np.float32), optimizer_step=client.seq + 1)
+    assert client.push(push(SGD, IDS, grads), block).error is None
+
+
+def check_continues(directory: Path, num_acked: int) -> None:
+    """Checks that all acked pushes are applied, and the one after them once or not at all; then trains on."""
+    shard = begun(directory)
+    client = FrameClient(shard)
+    client.seq = shard.ledger.applied(CLIENT)
+    assert client.seq in (num_acked, num_acked + 1)
+    for _ in range(2):
+        assert client.rows(SGD, *IDS.tolist()) == [[0.5 - client.seq, 0.5]] * len(IDS)
+        assert shard.tables[ADAM.table_id].table.optimizer_step == client.seq
+        push_once(client)
+    write_checkpoint(shard)
+    push_once(client)
+    again = recovered(shard)
+    assert state_of(again) == state_of(shard)
+    for each in (shard, again):
+        close(each)
+
+
+def counted_calls(directory: Path) -> Counter[str]:
+    failpoint = Failpoint()
+    failpoint.run(Life(directory, 0).run)
+    return failpoint.counts
+
+
+def crash(directory: Path, call: str, when: str, crash_number: int, num_calls: int) -> bool:
+    """Lets one life end at a failpoint, and checks the next one; returns whether it was reached."""
+    failpoint = Failpoint(call, random.Random(crash_number).randrange(num_calls), when)
+    life = Life(directory / "log", crash_number)
+    left = directory.with_name(f"{directory.name}-left")
+    directory.mkdir()
+    try:
+        failpoint.run(life.run, lambda: shutil.copytree(directory, left))
+        check_continues(left / "log", life.num_acked)
+    finally:
+        life.free()
+    return failpoint.has_crashed
+
+
+@pytest.mark.guarantee("W1")
+@pytest.mark.guarantee("W2")
+@pytest.mark.parametrize(("call", "when"), POINTS)
+@pytest.mark.parametrize("num_crashes", [3, pytest.param(NUM_CRASHES, marks=pytest.mark.slow)])
+def test_crash_at_a_storage_call_loses_and_doubles_nothing(
+    tmp_path: Path, call: str, when: str, num_crashes: int
+) -> None:
+    num_calls = counted_calls(tmp_path / "counted")[call]
+    assert num_calls > 0
+    crashes = [crash(tmp_path / str(number), call, when, number, num_calls) for number in range(num_crashes)]
+    assert any(crashes) or num_crashes < NUM_CRASHES  # the log's own thread makes some calls more or less often
+
+
+def test_no_file_is_linked(tmp_path: Path) -> None:
+    assert counted_calls(tmp_path / "counted")["link"] == 0
+
+
+@pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+@pytest.mark.parametrize("number", range(3))
+def test_crash_at_the_end_of_a_job_leaves_a_whole_log_or_none(
+    tmp_path: Path, call: str, when: str, number: int
+) -> None:
+    directory, left = tmp_path / "job" / "log", tmp_path / "left"
+    shard = begun(directory)
+    client = FrameClient(shard)
+    push_once(client)
+    write_checkpoint(shard)
+    push_once(client)
+    log = shard.log
+    assert log is not None
+    log.is_finished = True
+    Failpoint(call, number, when).run(lambda: close_log(log), lambda: shutil.copytree(tmp_path / "job", left))
+    shard.close()
+    again = begun(left / "log")
+    assert again.ledger.applied(CLIENT) in (0, 2)
+    close(again)

@@ -1,0 +1,246 @@
+"""Power cuts of a pserver with a log while two workers train in sync mode: they end as if there had been none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet_sparse.core.mode import SYNC, Mode
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.log.log_format import HEADER_BYTES, find_record
+from fleet_sparse.pserver.log.log_reader import LogReader
+from fleet_sparse.settings import Settings
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.frame_format import Action, Block, Frame, Op
+from fleet_sparse.worker.net.request import Request
+from fleet_sparse.worker.net.shard_link import ClientIdentity, Outcome, Registration, ShardLink
+from support.logs import close, logged_shard, state_of
+from support.shards import CLUSTER, DENSE, SGD, answer, assign, floats, late_replies, pull, push
+
+NUM_STEPS = 9
+STEPS_BETWEEN_BARRIERS = 4
+
+
+def request_of(op: Op, step: int, *blocks: Block) -> Request:
+    request = Request(op, step)
+    for block in blocks:
+        is_pull = block.action is Action.PULL
+        request.add(block, [np.empty((block.count, block.dim), np.float32)] if is_pull else None)
+    return request
+
+
+class Trainer:
+    """A worker that trains: it asks one request after the other, as a real one does.
+
+    Attributes:
+        is_done: True once all steps are trained and both workers have left.
+    """
+
+    def __init__(self, index: int, *, clips: bool) -> None:
+        self.index = index
+        self.client_id = bytes([index + 1]) * 16
+        self.is_done = False
+        self._rng = np.random.default_rng(index)
+        self._clips = clips
+        self._asks = self._training()
+
+    def next_request(self, outcome: Outcome | None) -> Request | None:
+        """Returns the request after the one with this outcome; None after the last."""
+        try:
+            return next(self._asks) if outcome is None else self._asks.send(outcome)
+        except StopIteration:
+            self.is_done = True
+            return None
+
+    def _training(self) -> Any:
+        if self.index == 0:
+            yield request_of(Op.ASSIGN, 0, assign(DENSE, floats(*range(8))))
+        yield request_of(Op.LEAVE, 0)
+        for step in range(1, NUM_STEPS + 1):
+            ids = self._rng.permutation(6)[:3]
+            pulled = request_of(Op.PULL, step, pull(SGD, ids))
+            yield pulled
+            rows = pulled.outs[0][0] + self._rng.standard_normal((3, 2)).astype(np.float32)
+            blocks = push(SGD, ids, rows), push(DENSE, None, self._rng.standard_normal((8, 1)).astype(np.float32))
+            if self._clips:
+                prepared = yield request_of(Op.PREPARE, step, *blocks)
+                factors = [self._factors(block) for block in prepared.reply.blocks]
+                yield request_of(Op.COMMIT, step, *factors, pull(SGD, ids))
+            else:
+                yield request_of(Op.PUSH_PULL, step, *blocks, pull(SGD, ids))
+            if step % STEPS_BETWEEN_BARRIERS == 0:
+                yield request_of(Op.LEAVE, 0)
+        yield request_of(Op.LEAVE, 0)
+
+    @staticmethod
+    def _factors(norms: Block) -> Block:
+        assert norms.rows is not None
+        sums = norms.rows.view(np.float64)
+        values = (1.0 / (1.0 + sums)).astype(np.float32)
+        return Block(Action.FACTORS, norms.table_id, norms.schema_hash, 1, len(values), None, values)
+
+
+class World:
+    """A shard with a log, two workers, their links and the frames on their way."""
+
+    def __init__(self, directory: Path, *, clips: bool) -> None:
+        self._directory = directory
+        self._num_cuts = 0
+        self.now = 0.0
+        self.shard = self._begin(directory / "0")
+        self.trainers = [Trainer(index, clips=clips) for index in range(2)]
+        mode = Mode(SYNC)
+        for each in self.trainers:
+            self.shard.join(each.index, 2, each.client_id, mode, begins_job=each.index == 0)
+        self.sync()  # a registration is durable before it is answered
+        values = Settings(deadline_s=1e6, failover_s=1e6, barrier_s=1e6)
+        self.links = [
+            ShardLink(self._registration(0), ClientIdentity(each.client_id), values) for each in self.trainers
+        ]
+        self.frames: list[deque[Request]] = [deque() for _ in self.trainers]
+        for each in self.trainers:
+            self._ask(each.index, None)
+
+    def serve(self, worker: int) -> None:
+        """The shard answers the oldest frame of a worker."""
+        if not self.frames[worker]:
+            return
+        request, link = self.frames[worker].popleft(), self.links[worker]
+        request.encode()
+        sizes = sum(map(len, request.columns))
+        position = request.request_id, request.push_seq, request.push_floor, request.step
+        head = link.header.head_of(
+            request.op, request.table, request.columns, sizes, position, request.part, request.num_parts
+        )
+        frame = decode([head, *map(bytes, request.columns)], max_bytes=1 << 20)
+        self._receive(worker, answer(self.shard, frame))
+        for reply in late_replies(self.shard):
+            (other,) = [each.index for each in self.trainers if each.client_id == reply.header.client_id]
+            self._receive(other, reply)
+
+    def sync(self) -> None:
+        assert self.shard.log is not None
+        self.shard.log.writer.sync()
+
+    def lose_power(self, share: float) -> None:
+        """Cuts the log somewhere behind what is durable, and starts the pserver again."""
+        assert self.shard.log is not None
+        writer = self.shard.log.writer
+        durable, former = writer.durable_lsn, self.shard
+        self._num_cuts += 1
+        directory = self._directory / str(self._num_cuts)
+        shutil.copytree(writer.directory, directory)
+        path = LogReader(directory).paths[-1]
+        os.truncate(path, cut_of(path, durable, share))
+        close(former)
+        self.shard = self._begin(directory)
+        for each, link in zip(self.trainers, self.links, strict=True):
+            self.frames[each.index].clear()
+            resumption = link.expect(self.shard.incarnation)
+            restored = self.shard.ledger.applied(each.client_id)
+            assert resumption.push_seq <= restored
+            self.shard.join(each.index, 2, each.client_id, Mode(SYNC), begins_job=False)
+            self.shard.resume_worker(each.index, each.client_id, resumption.push_seq, resumption.step)
+            self.sync()
+            link.rejoin(self._registration(restored), self.now)
+            self._poll(each.index)
+
+    def finish(self) -> dict[str, Any]:
+        """Lets both workers train to their end; returns the state of the shard."""
+        for _ in range(10_000):
+            for worker in range(2):
+                self.serve(worker)
+            if all(each.is_done for each in self.trainers) and not any(link.outstanding for link in self.links):
+                break
+        assert all(each.is_done for each in self.trainers)
+        state = state_of(self.shard)
+        close(self.shard)
+        return state
+
+    def _begin(self, directory: Path) -> Shard:
+        return logged_shard(directory, SGD, DENSE, segment_bytes=1 << 15)
+
+    def _registration(self, restored_seq: int) -> Registration:
+        return Registration(
+            CLUSTER, 0, 1, self.shard.incarnation, 1, "", is_supervised=True, has_log=True, restored_seq=restored_seq,
+            acks_precede_durability=True,
+        )  # fmt: skip
+
+    def _ask(self, worker: int, outcome: Outcome | None) -> None:
+        request = self.trainers[worker].next_request(outcome)
+        if request is not None:
+            self.links[worker].submit(request, self.now)
+            self._poll(worker)
+
+    def _receive(self, worker: int, reply: Frame) -> None:
+        assert reply.error is None, reply.error
+        self.now += 0.01
+        outcomes = self.links[worker].receive(reply, self.now)
+        self._poll(worker)
+        for outcome in outcomes:
+            assert outcome.error is None, outcome.error
+            assert outcome.request.fill(outcome.reply) is None
+            self._ask(worker, outcome)
+
+    def _poll(self, worker: int) -> None:
+        self.frames[worker] += self.links[worker].poll(self.now).requests
+
+
+def cut_of(path: Path, durable_lsn: int, share: float) -> int:
+    """Returns where the segment is cut: between two records behind the durable ones."""
+    data, offset = memoryview(path.read_bytes()), HEADER_BYTES
+    offsets: list[int] = [offset]
+    while not isinstance(head := find_record(data, offset), str):
+        offset += head.end
+        if head.lsn <= durable_lsn:
+            offsets.clear()
+        offsets.append(offset)
+    return offsets[int(share * len(offsets))]
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.sampled_from([0, 1]),
+        st.lists(st.sampled_from([0, 1]), min_size=10, max_size=40),
+        st.just("sync"),
+        st.floats(0.0, 0.99),
+    ),
+    max_size=40,
+)
+
+
+def undisturbed(directory: Path, *, clips: bool) -> dict[str, Any]:
+    return World(directory, clips=clips).finish()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["one phase", "two phases"])
+def expected(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    clips: bool = request.param
+    return clips, undisturbed(tmp_path_factory.mktemp("undisturbed"), clips=clips)
+
+
+@pytest.mark.guarantee("W10")
+@settings(max_examples=30, deadline=None)
+@given(events=EVENTS)
+def test_power_cuts_of_sync_steps_change_no_bit(
+    tmp_path_factory: pytest.TempPathFactory, expected: Any, events: list[Any]
+) -> None:
+    clips, state = expected
+    world = World(tmp_path_factory.mktemp("cut"), clips=clips)
+    for event in events:
+        if event == "sync":
+            world.sync()
+        elif isinstance(event, float):
+            world.lose_power(event)
+        else:
+            for worker in event if isinstance(event, list) else [event]:
+                world.serve(worker)
+    assert world.finish() == state

@@ -1,0 +1,41 @@
+"""The faults of a chaos run."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from fleet_sparse.tools.chaos.faults import FaultKind, faults
+from fleet_sparse.tools.chaos.job import Counted
+from fleet_sparse.tools.chaos.run import discrepancy
+
+
+def test_equal_seeds_give_equal_faults() -> None:
+    first, second, other = (list(islice(faults(seed, tuple(FaultKind), 2), 50)) for seed in (3, 3, 4))
+    assert first == second != other
+    assert {fault.kind for fault in first} == set(FaultKind)
+    assert {fault.shard for fault in first} == {0, 1}
+
+
+def test_only_suspended_pservers_are_suspended() -> None:
+    for fault in islice(faults(0, tuple(FaultKind), 3), 200):
+        assert (fault.lasts_s > 0) == (fault.kind in (FaultKind.delay, FaultKind.suspend))
+        assert fault.quiet_s > 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "counted", "word"),
+    [
+        ("async", Counted(100, 100, 100, 0), None),
+        ("async", Counted(100, 97, 100, 3), None),
+        ("geo", Counted(100, 94, 100, 3), None),
+        ("async", Counted(100, 96, 100, 3), "lacks 4"),
+        ("geo", Counted(100, 93, 100, 3), "lacks 7"),
+        ("sync", Counted(100, 100, 102, 0), "2 updates twice"),
+        ("async", Counted(100, 90, 101, 20), "1 updates twice"),
+    ],
+)
+def test_updates_that_are_lost_or_doubled_are_found(mode: str, counted: Counted, word: str | None) -> None:
+    found = discrepancy(mode, 1, counted, seed=5)
+    assert found is None if word is None else word in (found or "")
