@@ -51,12 +51,12 @@ def draw_examples(directory: Path, *, num_train: int, num_test: int, num_ids: in
     """Writes examples of `models/synthetic.py`, with Criteo's field sizes scaled to `num_ids`."""
     draw = partial(synthetic.draw, field_sizes=synthetic.criteo_sizes(num_ids))
     for name, stream, size in (("train", TRAIN_STREAM, num_train), ("test", TEST_STREAM, num_test)):
-        shape = draw(1, seed=seed).batch
-        arrays = Batch(*(_memory_map(directory / f"{name}.{key}.npy", size, of) for key, of in shape._asdict().items()))
+        shape = draw(1, seed=seed).batch._asdict()
+        arrays = {key: _memory_map(directory / f"{name}.{key}.npy", size, of) for key, of in shape.items()}
         for index in range(-(-size // DRAW)):
-            drawn = draw(DRAW, seed=seed, stream=stream, index=index).batch
-            for array, examples in zip(arrays, drawn, strict=True):
-                array[index * DRAW : (index + 1) * DRAW] = examples[: size - index * DRAW]
+            drawn = draw(DRAW, seed=seed, stream=stream, index=index).batch._asdict()
+            for key, array in arrays.items():
+                array[index * DRAW : (index + 1) * DRAW] = drawn[key][: size - index * DRAW]
 
 
 def _memory_map(path: Path, size: int, example: NDArray[Any]) -> NDArray[Any]:
