@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=["drift"])
     parser.add_argument("--workers", type=AT_LEAST_2, default=4)
     parser.add_argument("--pservers", type=PSERVERS, default=2)
-    parser.add_argument("--examples", type=AT_LEAST_2, default=600_000, help="to train on")
+    parser.add_argument("--examples", type=AT_LEAST_2, default=400_000, help="to train on")
     parser.add_argument("--tested", type=AT_LEAST_2, default=5_000, help="examples that are held out")
     parser.add_argument("--ids", type=AT_LEAST_1, default=600_000, help="distinct values of all fields")
     parser.add_argument("--batch", type=AT_LEAST_1, default=128, help="examples of a step of each worker")
