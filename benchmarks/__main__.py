@@ -31,13 +31,14 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "local": ((),),
     "lookup": (
         ("--baseline",),
-        ("--baseline", "--serial", *_WITHOUT_LOCAL),
+        ("--baseline", "--serial", "--cached", *_WITHOUT_LOCAL),
         ("--baseline", "--channel", "zmq", *_WITHOUT_LOCAL),
     ),
     "step": (
         ("--mode", "async", "--baseline", "--dataset-steps", "300"),
         ("--mode", "async", "--channel", "zmq", *_WITHOUT_LOCAL),
         ("--mode", "async", "--max-step-lag", "4", *_WITHOUT_LOCAL),
+        ("--mode", "async", "--serial", "--cached", *_WITHOUT_LOCAL),
         ("--mode", "async", "--mkl-avx2", "--baseline", "--dataset-steps", "300", *_WITHOUT_LOCAL),
         ("--mode", "sync", *_WITHOUT_LOCAL),
         ("--mode", "sync", "--serial", *_WITHOUT_LOCAL),
@@ -54,6 +55,16 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "durability": ((),),
     "growth": ((),),
     "het_misses": ((),),
+    "het_traffic": ((),),
+    "het_auc": (
+        *(
+            ("--model", model, "--optimizer", optimizer, "--workers", "8")
+            for model in ("wide_deep", "deepfm", "dcn")
+            for optimizer in ("adagrad", "adam")
+        ),
+        ("--workers", "4"),
+    ),
+    "het_link": ((), ("--rate", "1000", "--dim", "256")),
     "snapshot": (("--baseline",),),
     "dense": ((),),
     "serving": ((),),

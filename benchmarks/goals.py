@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks import calibration
 from benchmarks.programs import (
     AHEAD,
+    CACHED,
     FLOOR,
     IN_MEMORY,
     LOADING,
@@ -136,6 +137,57 @@ def step_with(mode: str, durability: str) -> Callable[[Round], float]:
 def ahead_over_plain(run: Run) -> Figure | None:
     """Returns the step looking ahead over the plain step; None if it was not measured."""
     return step_ratio(AHEAD, OURS)(run) if all(AHEAD in each for each in run["rounds"]) else None
+
+
+def cached_over_plain(run: Run) -> Figure | None:
+    """Returns the step with a row cache over the step without; None if it was not measured."""
+    rounds = [each for each in run["rounds"] if CACHED in each]
+    return step_ratio(CACHED, OURS)({"rounds": rounds}) if rounds else None
+
+
+def saved_bytes(case: str) -> Callable[[Run], Figure]:
+    """Returns the measure of the percentage of bytes that row caches save with dim 64, beside the simulated one."""
+
+    def measure(run: Run) -> Figure:
+        simulated = 100 * float(np.median([each[f"{case}, simulated"]["dim 64"] for each in run["rounds"]]))
+        return by_round(lambda each: 100 * each[case]["dim 64"])(run)._replace(baseline=f"simulated: {simulated:.1f} %")
+
+    return measure
+
+
+def saved_over_simulated(run: Run) -> Figure | None:
+    """Returns the bytes that row caches save over the simulated ones, of the job where that is least."""
+    jobs = [case for case in run["rounds"][0] if case.startswith("measured, ")]
+    return min((by_round(lambda each, case=case: each[case]["ratio"])(run) for case in jobs), default=None)  # type: ignore[misc]
+
+
+def lost_auc(bound: str, least_saved: float) -> Callable[[Run], Figure | None]:
+    """Returns the measure of the AUC with row caches less that without.
+
+    It is minus infinity where less than `least_saved` percent of the rows were saved.
+    """
+
+    def of_round(each: Round) -> float:
+        return -float(each[bound]["loss_of_auc"]) if 100 * each[bound]["rows_saved"] >= least_saved else -np.inf
+
+    def measure(run: Run) -> Figure | None:
+        if any(bound not in each for each in run["rounds"]):
+            return None
+        saved = 100 * float(np.median([each[bound]["rows_saved"] for each in run["rounds"]]))
+        return by_round(of_round)(run)._replace(baseline=f"no cache; {saved:.1f} % of rows saved")
+
+    return measure
+
+
+def auc_where_a_count_fails(run: Run) -> Figure | None:
+    """Returns the AUC with a drift less that without a cache, if a bound in updates alone loses 0.01."""
+    lost = by_round(lambda each: each["lag 100, no share"]["loss_of_auc"])(run).value
+    return by_round(lambda each: -each["drift 2 x rate"]["loss_of_auc"])(run) if not lost < 0.01 else None
+
+
+def time_to_auc(run: Run) -> Figure:
+    """Returns the seconds until a model reached its AUC with row caches over those without."""
+    return by_round(lambda each: each["drift 2 x rate"]["s_to_target"] / each["no cache"]["s_to_target"])(run)
 
 
 def over_link(link: str) -> Callable[[Run], Figure | None]:
@@ -414,6 +466,10 @@ _TWO_WORKERS = "CPU of a step with two workers over that with one; the worst job
 _TWO = f"{PADDLE}: 1.38, of 23.2 + 15.7 ms over 20.4 + 7.8 ms \\*"
 _PLAIN, _SPLIT, _ONNX = "plain model", "split network, paddle.inference", "split network, onnxruntime"
 _DENSE, _EXE, _S = "dense embedding, paddle.inference", "dense embedding, exe.run", "seconds"
+_BYTES = {"exponent": 1.1, "batch": 512, "rows": 10_000_000, "workers": 8, "percent": 5}
+_HET_JOBS = [(model, optimizer) for model in ("wide_deep", "deepfm", "dcn") for optimizer in ("adagrad", "adam")]
+_LEAST = ("", False, 1)
+_HET_TIME = "HET, 1 Gbit/s, dim 128, 8 workers with GPUs, bound 100: 0.19 to 0.22 \\*"
 _DICTIONARIES = (("float32", 80), ("float16", 48), ("int8", 36))
 _SIZES = f"{PADDLE}: 192 bytes with 8 shards, 221 by default \\*"
 
@@ -525,6 +581,26 @@ def _misses(name: str, bound: float, case: str, key: str, *, belady: bool = Fals
     return Goal(name, (bound,), "% of reads", "het_misses", _CRITEO, of_reads(case, key, belady=belady))
 
 
+def _saved(case: str, what: str, bounds: tuple[float, float, float]) -> tuple[Goal, ...]:
+    """Returns the goals of a bound's bytes, by rule."""
+    return tuple(
+        Goal(
+            f"bytes saved by row caches, {what}, {rule}", (bound,), "%", "het_traffic", _BYTES, saved_bytes(of), *_LEAST
+        )
+        for rule, bound in zip(("SGD", "Adagrad", "Adam"), bounds, strict=True)
+        for of in (f"{case}: {rule.lower()}",)
+    )
+
+
+def _auc(model: str, optimizer: str, num_workers: int, bound: str, least_saved: float) -> Goal:
+    """Returns a goal of the AUC of a model with row caches."""
+    name = f"{model}, {optimizer}, {num_workers} workers, AUC with row caches less that without: {bound}"
+    of = {"model": model, "optimizer": optimizer, "workers": num_workers}
+    measure = lost_auc(bound, least_saved)
+    name = f"{name}, where at least {least_saved:g} % of rows are saved"
+    return Goal(name, (-0.001,), "", "het_auc", of, measure, "", False, 4)
+
+
 def _serving(name: str, bound: float, measure: Measure, unit: str = "") -> Goal:
     """Returns a goal of `serving`; of several cases the worst counts."""
     return Goal(name, (bound,), unit, "serving", {"rows": [1_000_000, 10_000_000]}, measure)
@@ -569,6 +645,24 @@ GOALS: Sequence[Goal] = (
     _steps(f"{_LOOKUP}: stream", (0.35, 0.32), _LOOKUPS | _STREAM, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream, serial", (0.35, 0.27), _LOOKUPS | _STREAM | _SERIAL, _OVER_PEER, "d"),
     _steps(f"{_LOOKUP}: stream, looking ahead, serial", (0.25,), _LOOKUPS | _STREAM | _SERIAL, _AHEAD_OVER_PEER, "d"),
+    Goal(
+        "lookup, step with a row cache over without: async, stream, serial",
+        (0.75,),
+        "",
+        "lookup",
+        _STREAM | _ASYNC | _SERIAL,
+        cached_over_plain,
+        digits=3,
+    ),
+    Goal(
+        "click model, step with a row cache over without: async, stream, serial",
+        (1.02,),
+        "",
+        "step",
+        _STREAM | _ASYNC | _SERIAL,
+        cached_over_plain,
+        digits=3,
+    ),
     _steps(f"lookup, {_CPU}, worker: stream", (0.8,), _LOOKUPS | _STREAM, _WORKER, "a", "ms"),
     _steps(f"lookup, {_CPU}, pservers: stream", (1.1,), _LOOKUPS | _STREAM, _PSERVERS, "a", "ms"),
     _steps(f"lookup, {_CPU}, in all: embedded", (1.2,), _EMBEDDED, _WORKER, "a", "ms"),
@@ -711,6 +805,49 @@ GOALS: Sequence[Goal] = (
         "het_misses",
         _CRITEO,
         misses_after_a_move,
+    ),
+    *_saved("lag 100, share off", "8 workers, 5 % of the rows, dim 64, lag 100, share off", (77, 67, 58)),
+    *_saved("lag 100, share 1/4", "8 workers, 5 % of the rows, dim 64, lag 100, share 1/4", (67, 57, 46)),
+    *_saved("one worker", "one worker, 5 % of the rows, dim 64", (88, 83, 78)),
+    Goal(
+        "bytes saved by row caches by frames over the simulated ones, 1 to 8 workers, dims 16 to 256; the worst job",
+        (0.98,),
+        "",
+        "het_traffic",
+        _BYTES,
+        saved_over_simulated,
+        "",
+        False,
+        3,
+    ),
+    *(_auc(*job, 8, "drift 2 x rate", 75) for job in _HET_JOBS),
+    _auc("wide_deep", "adagrad", 4, "drift 2 x rate", 82),
+    *(_auc(*job, 8, "lag 100, share 1/4", 70) for job in _HET_JOBS),
+    *(
+        Goal(
+            f"{model}, {optimizer}, 8 workers, AUC with a drift less that without, where a lag of 100 alone loses 0.01",
+            (-0.001,),
+            "",
+            "het_auc",
+            {"model": model, "optimizer": optimizer, "workers": 8},
+            auc_where_a_count_fails,
+            "",
+            False,
+            4,
+        )
+        for model, optimizer in _HET_JOBS
+    ),
+    *(
+        Goal(
+            f"time to AUC with row caches over without, 4 workers, {rate} Mbit/s, dim {dim}",
+            (bound,),
+            "",
+            "het_link",
+            {"rate": rate, "dim": dim, "workers": 4},
+            time_to_auc,
+            baseline=_HET_TIME,
+        )
+        for rate, dim, bound in ((100, 128, 0.35), (1000, 256, 0.5))
     ),
     _serving("plain model, CPU over a dense embedding's, batch 1", 1.6, served_ratio(_PLAIN, _DENSE, (1,), "cpu_s")),
     _serving(

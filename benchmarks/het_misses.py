@@ -23,11 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.het import simulator
-from benchmarks.het.trace import Trace, draw, field_sizes
+from benchmarks.het.trace import Trace, draw
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, amount
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.cache_index import CacheIndex
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, LFU, LRU, SECOND, Admission, CachePolicy
+from fleet_sparse.models.synthetic import criteo_sizes
 from fleet_sparse.warm_up import warm_up
 
 SALT = 0x5EED
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = Record("het_misses", options)
     warm_up()
     rounds: list[dict[str, dict[str, float]]] = []
-    sizes, console = field_sizes(options.rows), Console()
+    sizes, console = criteo_sizes(options.rows), Console()
     with console.status("") as status:
         for seed in range(options.seeds):
             of_round: dict[str, dict[str, float]] = {}

@@ -3,7 +3,8 @@
 `python -m benchmarks.lookup` from the root of a checkout. 26 fields on one table, dim 16 with Adagrad, batch 512:
 13 312 ids a step, Zipf 1.1 over 10 M a field. The loss is that of the sum of an example's rows, so nothing hides what
 pservers cost. The program runs plainly and behind `look_ahead`; the floor is the same program with its rows fed from
-memory; plain Paddle trains a local table, as in `benchmarks.step`. Blocks of steps are interleaved. `--baseline` also
+memory; plain Paddle trains a local table, as in `benchmarks.step`. Blocks of steps are interleaved. `--cached` also
+measures the program with a row cache, in a job of its own (`benchmarks.cached_step`); `--baseline` also
 measures PaddlePaddle 2.6's own parameter server on such a model, in a venv that it makes.
 """
 

@@ -40,6 +40,8 @@ WAYS = {
     "spread": WAYS_TO_STEP,
     "convergence": ("data",),
     "compare": ("model", "against"),
+    "het_auc": ("model", "optimizer", "workers"),
+    "het_link": ("model", "rate", "dim", "workers"),
 }
 """Options by which the runs of a benchmark are told apart; each combination has rows of its own."""
 NOTHING = "No run is recorded yet.\n"
@@ -168,6 +170,30 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("AUC", 4, "auc"),
     ),
     "het_misses": (key("misses, %", 2, "missed", 0.01), key("rows that enter, %", 2, "entered", 0.01)),
+    "het_traffic": (
+        *(key(f"bytes saved, dim {dim}, %", 1, f"dim {dim}", 0.01) for dim in (16, 64, 128)),
+        key("rows saved, %", 1, "rows", 0.01),
+        key("bytes saved by frames, %", 1, "measured", 0.01),
+        key("simulated, %", 1, "simulated", 0.01),
+        key("frames over simulated", 3, "ratio"),
+    ),
+    "het_auc": (
+        key("AUC", 4, "auc"),
+        key("less that without a cache", 4, "loss_of_auc", -1),
+        key("rows saved, %", 1, "rows_saved", 0.01),
+        key("hits, %", 1, "hit_rate", 0.01),
+        key("examples/s", 0, "examples_per_s"),
+    ),
+    "het_link": (
+        key("s to the target", 1, "s_to_target"),
+        Column("over no cache", 2, lambda at: at.of["s_to_target"] / at.round["no cache"]["s_to_target"]),
+        key("target AUC", 4, "target"),
+        key("reached, %", 0, "has_reached", 0.01),
+        key("AUC", 4, "auc"),
+        key("s of training", 1, "train_s"),
+        key("GB of training", 2, "num_bytes", GB),
+        key("GB by the kernel, with evaluations", 2, "num_bytes_of_kernel", GB),
+    ),
     "log": (
         key("ms a push", 2, "median_ms"),
         key("p99, ms", 2, "p99_ms"),
@@ -363,6 +389,49 @@ class Page:
                     text += self._plot(f"growth-{name}.svg", title, plots.lines(title, "rows", title, series))
         return text
 
+    def misses_curves(self) -> str:
+        """Returns the plot of misses of row caches over their size."""
+        series: dict[str, list[tuple[float, float]]] = {}
+        for run in self.ways("het_misses"):
+            for case in run["rounds"][0]:
+                percent, is_sized, cache = case.partition(" %: ")
+                if is_sized:
+                    missed = 100 * float(np.median([each[case]["missed"] for each in run["rounds"]]))
+                    series.setdefault(cache, []).append((float(percent), missed))
+        return self._curves("het-misses.svg", "misses, % of reads", "rows that are cached, %", series)
+
+    def saved_curves(self) -> str:
+        """Returns the plot of rows that caches save over their bound, by number of workers."""
+        series: dict[str, list[tuple[float, float]]] = {}
+        for run in self.ways("het_traffic"):
+            for case in run["rounds"][0]:
+                if case.startswith("simulated, "):
+                    _, num_workers, lag, share = case.split(", ")
+                    saved = 100 * float(np.median([each[case]["rows"] for each in run["rounds"]]))
+                    series.setdefault(f"{num_workers}, {share}", []).append((float(lag.split()[1]), saved))
+        return self._curves("het-traffic.svg", "rows saved, %", "max_row_lag", series)
+
+    def auc_curves(self) -> str:
+        """Returns a plot for each network of AUC over the seconds of training, of the last round."""
+        text = ""
+        for run in self.ways("het_link"):
+            series = {bound: of["curve"] for bound, of in run["rounds"][-1].items()}
+            name = f"het-link-{options_of(run)['rate']}.svg"
+            text += self._curves(name, "AUC", "s of training", series, f"AUC, {way_of('het_link', run)}")
+        return text
+
+    def _curves(
+        self,
+        file: str,
+        y_label: str,
+        x_label: str,
+        series: Mapping[str, Sequence[tuple[float, float]]],
+        title: str = "",
+    ) -> str:
+        title = title or y_label
+        scales = {"is_logarithmic": x_label != "s of training", "begins_at_0": y_label != "AUC"}
+        return self._plot(file, title, plots.lines(title, x_label, y_label, series, **scales)) if series else ""
+
     def floors(self) -> str:
         """Returns the floor's examples a second over the baseline's, which no parameter server can exceed."""
         told = []
@@ -426,6 +495,8 @@ def by_case(run: Run, each: Round) -> Round:
         steps = {program: of["parts"] for program, of in each.items() if of.get("parts")}
         parts = {f"{name}: {part}": [step[part] for step in of] for name, of in steps.items() for part in of[0]}
         return parts | {f"{program}: the step": of["seconds"] for program, of in each.items()}
+    if run["benchmark"] == "het_traffic":
+        return {case: of for case, of in each.items() if not case.startswith("simulated, ")}  # those are plotted
     if run["benchmark"] == "spread":
         return {case: of for case, of in each.items() if floor_name(case) in each}
     return {case: of for case, of in each.items() if case != "this"}
@@ -459,6 +530,7 @@ def way_of(name: str, run: Run) -> str:
     """Returns how a run was made: the options in `WAYS` that are set."""
     options = {option: options_of(run).get(option) for option in WAYS.get(name, ())}
     told = {"max_step_lag": "max_step_lag {}", "serial": "serial", "mkl_avx2": "MKL with AVX2"}
+    told |= {"workers": "{} workers", "rate": "{} Mbit/s", "dim": "dim {}"}
     values = {
         option: " ".join(map(str, np.atleast_1d(value))) for option, value in options.items() if value is not None
     }

@@ -51,13 +51,23 @@ def bars(title: str, unit: str, each: Sequence[Bar], mark: float | None = None) 
     return _svg(draw, 1 + 0.32 * len(each))
 
 
-def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Returns one curve for each series of (x, y), over a logarithmic x axis."""
+def lines(
+    title: str,
+    x_label: str,
+    y_label: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    is_logarithmic: bool = True,
+    begins_at_0: bool = True,
+) -> str:
+    """Returns one curve for each series of (x, y), by default over a logarithmic x axis, and from 0 on."""
 
     def draw(axes: Axes) -> None:
         for name, points in series.items():
             axes.plot(*zip(*points, strict=True), label=name)
-        axes.set(title=title, xlabel=x_label, ylabel=y_label, xscale="log", ylim=(0, None))
+        axes.set(title=title, xlabel=x_label, ylabel=y_label, xscale="log" if is_logarithmic else "linear")
+        if begins_at_0:
+            axes.set_ylim(0, None)
         axes.grid(color="#ddd")
         axes.legend(fontsize="small")
 

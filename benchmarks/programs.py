@@ -1,6 +1,6 @@
 """Names under which the programs of a step benchmark are recorded. Nothing here imports Paddle."""
 
-OURS, AHEAD = "pservers", "pservers, looking ahead"
+OURS, AHEAD, CACHED = "pservers", "pservers, looking ahead", "pservers, rows cached"
 FLOOR = "rows from memory"
 LOCAL, LOCAL_SPARSE = "plain Paddle", "plain Paddle, sparse gradient"
 PADDLE = "PaddlePaddle 2.6.2"

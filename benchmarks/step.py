@@ -10,7 +10,8 @@ and each round another program begins; a ratio is taken within each round, and i
 `--mode` selects sync or geo training, and `--max-step-lag` bounds the steps that an async worker may be ahead.
 `--serial` runs the ops of a program one after the other on the thread that calls `exe.run`, by Paddle's flag
 `new_executor_serial_run`. `--mkl-avx2` selects the AVX2 kernels of the MKL in Paddle's wheels, which chooses its
-slowest kernels for matrices on AMD. `--baseline` also measures PaddlePaddle 2.6's own parameter server, in a venv that
+slowest kernels for matrices on AMD. `--cached` also measures the program with a row cache (`benchmarks.cached_step`).
+`--baseline` also measures PaddlePaddle 2.6's own parameter server, in a venv that
 it makes; `--dataset-steps` the same with an `InMemoryDataset`, in blocks of that many steps, since a call of
 `train_from_dataset` has a cost of its own.
 """
@@ -18,12 +19,13 @@ it makes; `--dataset-steps` the same with an `InMemoryDataset`, in blocks of tha
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +44,8 @@ from benchmarks.baselines import paddle_steps, zipf
 from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.interleaved import interleaved
 from benchmarks.options import AT_LEAST_0, AT_LEAST_1, AT_LEAST_2, PSERVERS_OR_EMBEDDED, add_baseline
-from benchmarks.programs import AHEAD, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE, PADDLE_DATASET, PADDLE_PULLING
+from benchmarks.processes import workers
+from benchmarks.programs import AHEAD, CACHED, FLOOR, LOCAL, LOCAL_SPARSE, OURS, PADDLE, PADDLE_DATASET, PADDLE_PULLING
 from benchmarks.record import Record, add_results
 from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.settings import CHANNELS
@@ -86,10 +89,10 @@ Round = dict[str, Block]
 
 
 class BaselineSteps(NamedTuple):
-    """A baseline in other processes."""
+    """A baseline, or another job, in other processes."""
 
-    run: Callable[[int], list[float]]
-    """Runs a number of steps and returns their seconds."""
+    run: Callable[[int], list[float] | Block]
+    """Runs a number of steps and returns their seconds, or what was measured of them."""
     steps: int
     """Steps of a block."""
 
@@ -120,6 +123,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=AT_LEAST_2, default=26, help="blocks of steps of each program; the first is not timed"
     )
+    parser.add_argument("--cached", action="store_true", help="also measure the program with a row cache")
     parser.add_argument(
         "--local-rows", type=AT_LEAST_0, default=1_000_000, help="rows of plain Paddle's table; 0 leaves it out"
     )
@@ -179,9 +183,41 @@ def run(
             if steps:
                 job = paddle_steps(baseline_model, servers=2, feed=feed, python=options.peer_python)
                 baselines[name] = BaselineSteps(stack.enter_context(job), steps)
+        if options.cached:
+            baselines[CACHED] = BaselineSteps(stack.enter_context(cached_steps(baseline_model, options)), options.steps)
         measured = measure(programs, options.steps, options.rounds, baselines, pids)
         fleet.stop_worker()
     return measured
+
+
+@contextmanager
+def cached_steps(model: str, options: argparse.Namespace) -> Iterator[Callable[[int], Block]]:
+    """Runs a job whose worker caches rows, `benchmarks.cached_step`, as long as the block lasts.
+
+    Args:
+        model: Name of the model for the baseline.
+        options: Options of the command line.
+    """
+    arguments = ["benchmarks.cached_step", "--model", model, "--mode", options.mode, "--batches", str(options.batches)]
+    arguments += ["--pservers", str(options.pservers)]
+    arguments += ["--serial"] * options.serial + ["--mkl-avx2"] * options.mkl_avx2
+    with workers([(arguments, {})]) as (process,):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines = process.stdout
+
+        def answer() -> Any:
+            for line in lines:  # Paddle prints others
+                if line.startswith("@@"):
+                    return json.loads(line[2:])
+            raise SystemExit("the worker with a row cache ended")
+
+        def run_steps(num_steps: int) -> Block:
+            print(num_steps, file=process.stdin, flush=True)
+            return Block(**answer())
+
+        answer()
+        yield run_steps
 
 
 def apply_program_options(options: argparse.Namespace) -> None:
@@ -204,7 +240,13 @@ def batches(count: int) -> Iterator[Feed]:
 
 
 def start(
-    mode: str, feeds: list[Feed], loss_of: Loss, local_rows: int, max_step_lag: int | None = None
+    mode: str,
+    feeds: list[Feed],
+    loss_of: Loss,
+    local_rows: int,
+    max_step_lag: int | None = None,
+    *,
+    max_row_drift: float | None = None,
 ) -> list[Program]:
     """Builds all programs of the model `loss_of`."""
     fleet_sparse.install()
@@ -212,7 +254,7 @@ def start(
     fleet.init()
     executor = paddle.static.Executor(paddle.CPUPlace())
     builds: list[tuple[str, Callable[[], Any], list[Feed], Callable[[], Any]]] = [
-        (OURS, partial(flagged, mode, loss_of, max_step_lag), feeds, nullcontext),
+        (OURS, partial(flagged, mode, loss_of, max_step_lag, max_row_drift), feeds, nullcontext),
         (FLOOR, partial(floor, loss_of), [with_rows(feed) for feed in feeds], nullcontext),
     ]
     if local_rows:
@@ -284,7 +326,8 @@ def block(program: Program, feeds: Iterable[Feed], pids: Sequence[int]) -> Block
 
 def baseline_block(baseline: BaselineSteps) -> Block:
     """Runs a block of steps of a baseline."""
-    return Block(baseline.run(baseline.steps))
+    found = baseline.run(baseline.steps)
+    return found if isinstance(found, Block) else Block(found)
 
 
 def as_recorded(of_round: Round) -> dict[str, dict[str, Any]]:
@@ -336,13 +379,13 @@ def cpu_ms(of_program: Block) -> tuple[float, float]:
     return 1e3 * of_program.worker_cpu_s / num_steps, 1e3 * of_program.pservers_cpu_s / num_steps
 
 
-def flagged(mode: str, loss_of: Loss, max_step_lag: int | None = None) -> Any:
+def flagged(mode: str, loss_of: Loss, max_step_lag: int | None = None, max_row_drift: float | None = None) -> Any:
     """Builds the user's program, minimized by fleet; returns its loss."""
     ids = paddle.static.data("ids", [-1, NUM_FIELDS], "int64")
     attr = paddle.ParamAttr(name="emb", initializer=paddle.nn.initializer.Uniform(-0.01, 0.01))
     rows = paddle.static.nn.embedding(ids, [10**9, DIM], is_sparse=True, is_distributed=True, param_attr=attr)
     loss = loss_of(rows)
-    strategy = fleet_sparse.PserverStrategy(max_step_lag=max_step_lag)
+    strategy = fleet_sparse.PserverStrategy(max_step_lag=max_step_lag, max_row_drift=max_row_drift)
     strategy.a_sync = mode != "sync"
     if mode == "geo":
         strategy.a_sync_configs = {"k_steps": 10}

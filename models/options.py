@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet_sparse.core.mode import ASYNC, GEO, SYNC
+from fleet_sparse.core.row_bound import DEFAULT_SHARE
 from fleet_sparse.counts import count_from
 
+from . import synthetic
 from .paddlerec import read_config
 from .zoo import MODELS
 
@@ -24,6 +26,8 @@ class TrainOptions(argparse.Namespace):
     """Settings of the configuration that change nothing."""
     model: str
     data: list[str]
+    field_sizes: list[str] | None
+    drift_at: int | None
     slots: list[str] | None
     num_dense: int
     epochs: int
@@ -36,6 +40,10 @@ class TrainOptions(argparse.Namespace):
     mode: str
     max_step_lag: int | None
     k_steps: int
+    max_row_lag: int | None
+    max_row_lag_share: float | None
+    max_row_drift: float | None
+    cache_rows: int | None
     plain: bool
     initial_rows: str
     save: str | None
@@ -63,6 +71,19 @@ def parse(arguments: Sequence[str] | None) -> TrainOptions:
         "files; without TEST every tenth batch of TRAIN is held out. Default: flights, or synthetic for a model that "
         "does not train on fields with one label",
     )
+    add(
+        "--field-sizes",
+        nargs="+",
+        metavar="SIZES",
+        help="synthetic: criteo for the sizes of Criteo's fields, criteo NUM_IDS for these scaled to about NUM_IDS; "
+        "default: 10 to 10 million",
+    )
+    add(
+        "--drift-at",
+        type=count_from(1),
+        metavar="BATCH",
+        help="synthetic: batch, counted over all workers, from which on other values are the frequent ones",
+    )
     add("--slots", type=lambda text: text.split(","), help="slots that are fields, as 1,2,7; default: 1 to 26")
     add("--num-dense", type=count_from(1), default=13, help="number of dense_feature values in slot files")
     add("--epochs", type=count_from(0), default=1, help="0 only evaluates")
@@ -80,6 +101,15 @@ def parse(arguments: Sequence[str] | None) -> TrainOptions:
     add("--mode", choices=[SYNC, ASYNC, GEO], default=ASYNC, help="training mode")
     add("--max-step-lag", type=count_from(0), help="async: steps that a worker may be ahead of the slowest")
     add("--k-steps", type=count_from(0), default=0, help="geo: steps between two exchanges with the pservers")
+    add("--max-row-lag", type=count_from(0), help="caches rows that lack at most this number of updates of others")
+    add(
+        "--max-row-lag-share",
+        type=_share,
+        default=DEFAULT_SHARE,
+        help="and at most this share of all updates of the row; none for any",
+    )
+    add("--max-row-drift", type=float, help="caches rows that lack updates of at most this distance")
+    add("--cache-rows", type=count_from(1), help="largest number of cached rows of a table; default: by memory")
     add("--plain", action="store_true", help="plain Paddle: local tables, no plugin, one process")
     add(
         "--initial-rows",
@@ -104,7 +134,13 @@ def parse(arguments: Sequence[str] | None) -> TrainOptions:
     if options.data is None:
         options.data = ["flights" if MODELS[options.model].reads_clicks else "synthetic"]
     _check(parser, options)
+    _check_draw(parser, options)
+    _check_cache(parser, options)
     return options
+
+
+def _share(text: str) -> float | None:
+    return None if text == "none" else float(text)
 
 
 def _check(parser: argparse.ArgumentParser, options: TrainOptions) -> None:
@@ -129,3 +165,21 @@ def _check(parser: argparse.ArgumentParser, options: TrainOptions) -> None:
         parser.error("--plain: has one worker and no pservers. Leave --mode and its options out")
     if options.plain and (options.save or options.load):
         parser.error("--plain: has no pservers that could save or load. Leave --save and --load out")
+
+
+def _check_draw(parser: argparse.ArgumentParser, options: TrainOptions) -> None:
+    for option, value in (("--field-sizes", options.field_sizes), ("--drift-at", options.drift_at)):
+        if value is not None and (options.data[0] != "synthetic" or MODELS[options.model].draw is not synthetic.draw):
+            parser.error(f"{option}: is for --data synthetic and models of clicks. Leave it out")
+    if options.field_sizes is not None:
+        first, *num_ids = options.field_sizes
+        if first != "criteo" or len(num_ids) > 1 or not all(each.isdecimal() and int(each) for each in num_ids):
+            parser.error(f"--field-sizes: is {' '.join(options.field_sizes)!r}, should be 'criteo' or 'criteo NUM_IDS'")
+
+
+def _check_cache(parser: argparse.ArgumentParser, options: TrainOptions) -> None:
+    has_cache = options.max_row_lag is not None or options.max_row_drift is not None
+    if options.cache_rows is not None and not has_cache:
+        parser.error("--cache-rows: no rows are cached. Write --max-row-drift or --max-row-lag, too")
+    if options.plain and has_cache:
+        parser.error("--plain: has no pservers whose rows could be cached. Leave --max-row-lag and --max-row-drift out")

@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from fleet_sparse.settings import Settings
 if __name__ == "__main__" and not __package__:
     __package__ = "fleet_sparse.models"  # PEP 366: fleetrun starts a file, not a module
 
-from . import drawn
+from . import drawn, synthetic
 from .auc import auc
 from .embedding import Embedding, LocalTables, distributed
 from .options import TrainOptions, parse
@@ -89,6 +90,10 @@ class Metrics:
     """AUC of each label."""
     bytes_pulled: int = 0
     bytes_pushed: int = 0
+    rows_pulled: int = 0
+    rows_pushed: int = 0
+    row_cache: dict[str, dict[str, int]] | None = None
+    """As in `fleet_sparse.stats()`, by table; None without pservers."""
     pserver_rows: list[int] | None = None
     """Rows of all tables on each pserver at the end; None without pservers."""
 
@@ -144,8 +149,9 @@ def _train_with_pservers(options: TrainOptions) -> Metrics:
     before = fleet_sparse.stats()
     _train(options, source, network, executor, metrics, _same, _pserver_rows)
     after = fleet_sparse.stats()
-    metrics.bytes_pulled = after["bytes_pulled"] - before["bytes_pulled"]
-    metrics.bytes_pushed = after["bytes_pushed"] - before["bytes_pushed"]
+    for counter in ("bytes_pulled", "bytes_pushed", "rows_pulled", "rows_pushed"):
+        setattr(metrics, counter, after[counter] - before[counter])
+    metrics.row_cache = after["row_cache"]
 
     fleet.barrier_worker()  # so that evaluation and save have the steps of all workers
     metrics.pserver_rows = _pserver_rows()
@@ -176,7 +182,14 @@ def _train_plain(options: TrainOptions) -> Metrics:
 
 def strategy(options: TrainOptions) -> fleet_sparse.PserverStrategy:
     """The strategy of a mode."""
-    strategy = fleet_sparse.PserverStrategy(max_step_lag=options.max_step_lag)
+    has_cache = options.max_row_lag or options.max_row_drift is not None
+    strategy = fleet_sparse.PserverStrategy(
+        max_step_lag=options.max_step_lag,
+        max_row_lag=options.max_row_lag,
+        max_row_lag_share=options.max_row_lag_share,
+        max_row_drift=options.max_row_drift,
+        row_cache=fleet_sparse.RowCache(max_rows=options.cache_rows) if has_cache else None,
+    )
     strategy.a_sync = options.mode != SYNC
     if options.mode == GEO:
         strategy.a_sync_configs = {"k_steps": options.k_steps}
@@ -286,7 +299,12 @@ def open_source(options: TrainOptions) -> DataSource:
         return flights.source(batch_size=options.batch_size, seed=options.seed)
     if name == "synthetic":
         num_examples = int(rest[0]) if rest else SYNTHETIC_EXAMPLES
-        draw = MODELS[options.model].draw
+        draw: Callable[..., drawn.Truth] = MODELS[options.model].draw
+        if options.field_sizes is not None:
+            sizes = map(synthetic.criteo_sizes, map(int, options.field_sizes[1:]))
+            draw = partial(draw, field_sizes=next(sizes, synthetic.CRITEO_SIZES))
+        if options.drift_at is not None:
+            draw = partial(draw, drift_at=options.drift_at * options.batch_size // drawn.DRAW)
         return drawn.source(draw, num_examples, batch_size=options.batch_size, seed=options.seed)
     train, test = Path(rest[0]), Path(rest[1]) if len(rest) > 1 else None
     if name == "criteo":

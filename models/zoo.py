@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import paddle
 
 from . import behaviours, synthetic, texts
+from .dcn import dcn
 from .dcn_v2 import dcn_v2
 from .deepfm import deepfm
 from .din import din
@@ -62,6 +63,7 @@ MODELS = {
     "wide_deep": ZooModel(wide_deep, synthetic.draw, True),
     "deepfm": ZooModel(deepfm, synthetic.draw, True),
     "xdeepfm": ZooModel(xdeepfm, synthetic.draw, True),
+    "dcn": ZooModel(dcn, synthetic.draw, True),
     "dcn_v2": ZooModel(dcn_v2, synthetic.draw, True),
     "din": ZooModel(din, behaviours.draw, False),
     "mmoe": ZooModel(mmoe, synthetic.draw_conversions, False),

@@ -11,12 +11,6 @@ from numpy.typing import NDArray
 from benchmarks.baselines import zipf
 from fleet_sparse.core.jit import INT32_IN, INT32S, INT64, kernel
 
-CRITEO_SIZES = (
-    *(1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194),
-    *(27, 14_992, 5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
-)
-"""Number of distinct values of each categorical field of Criteo's Kaggle log."""
-_LARGE = 100_000  # smaller fields keep their size
 _AT_ONCE = 64
 
 
@@ -38,14 +32,6 @@ class Trace(NamedTuple):
     def batch(self, step: int) -> NDArray[np.int32]:
         """Returns the distinct ids of a batch."""
         return self.ids[self.begins[step] : self.begins[step + 1]]
-
-
-def field_sizes(num_ids: int) -> NDArray[np.int64]:
-    """Returns Criteo's field sizes, the large ones scaled so that all of them are about `num_ids`."""
-    sizes = np.array(CRITEO_SIZES, np.float64)
-    is_large = sizes > _LARGE
-    sizes[is_large] *= max(num_ids - sizes[~is_large].sum(), 26.0) / sizes[is_large].sum()
-    return np.maximum(np.floor(sizes), 1).astype(np.int64)
 
 
 def draw(

@@ -31,12 +31,17 @@ TINY = {  # in the order in which they start: the longest first
     "growth": "--rows 300000 --rounds 2",
     "kernels": "--rows 3000 --dims 16 64 --batch 500 --calls 1 --rounds 2 --gigabytes 0.01",
     "het_misses": "--rows 40000 --batch 8 --steps 20 --moved-steps 2500 --percent 5",
+    "het_traffic": "--rows 50000 --workers 2 --batch 8 --steps 30 --curve-workers 2 --curve-lags 10 --curve-steps 10 "
+    "--measured-workers 2 --measured-dims 4 --measured-rows 50000 --measured-batch 8 --measured-steps 20",
+    "het_auc": "--workers 2 --examples 2000 --tested 500 --ids 50000",
+    "het_link": "--workers 2 --pservers 1 --rate 1000 --dim 4 --examples 2000 --ids 50000 --batch 128 "
+    "--evaluate-every 3 --proxy",
     "entries": "--fresh 1000 --pushes 2 --batch 100 --steps 4 --rounds 2",
     "log": "--pushes 3 --batch 100 --rows 2000 --megabytes 1 --rounds 2",
     "start": "--rounds 1 --no-cold",
     "membership": "--workers 4 --batch 2 --processes 2 --seconds 0.2 --rounds 1",
     "keys": "--pservers 1 --steps 2 --rounds 2 --batches 3 --registrations 2",
-    "lookup": "--pservers 1 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
+    "lookup": "--pservers 1 --cached --steps 2 --rounds 2 --batches 3 --local-rows 1000",
     "step": "--pservers 1 --steps 2 --rounds 2 --batches 3 --local-rows 1000",
     "dataset": "--pservers 1 --steps 3 --rounds 2 --batches 2",
     "link": "--pservers 1 --links 0.5x1 --steps 2 --rounds 2 --batches 3",
@@ -89,7 +94,7 @@ def numbers(value: object) -> list[float]:
 
 def test_every_benchmark_runs_here() -> None:
     with_main = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text("utf-8")}
-    assert with_main - {"__main__", "compare_job", "served_model"} == set(WAYS) == set(TINY)
+    assert with_main - {"__main__", "cached_step", "compare_job", "served_model"} == set(WAYS) == set(TINY)
 
 
 @pytest.mark.parametrize("name", [*list(TINY)[2:], *list(TINY)[:2]])  # the longest last
@@ -114,7 +119,11 @@ def test_the_page_shows_every_recorded_run(tiny: Tiny) -> None:
     text = made.pop("benchmarks.md")
     assert page.NOTHING not in text
     assert set(made) == {
-        f"plots/{name}.svg" for name in ("client", "cluster", "growth-memory", "growth-rate", "lookup", "step")
+        f"plots/{name}.svg"
+        for name in (
+            *("client", "cluster", "growth-memory", "growth-rate", "lookup", "step"),
+            *("het-misses", "het-traffic", "het_auc", "het-link-1000"),
+        )
     }
     assert all(f"({path})" in text for path in made)
 

@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.het import simulator
-from benchmarks.het.trace import CRITEO_SIZES, Trace, draw, field_sizes
+from benchmarks.het.trace import Trace, draw
+from benchmarks.het.traffic import Traffic, simulated
+from benchmarks.het.training import num_rows, seconds_to
+from benchmarks.het_traffic import LockstepJob
+from fleet_sparse.core.row_bound import RowBound
 
 NUM_IDS = 8
 READS = st.lists(st.integers(0, NUM_IDS - 1), max_size=60)
@@ -89,9 +93,52 @@ def test_a_hot_set_moves_at_its_step() -> None:
     np.testing.assert_array_equal(trace.ids[: trace.begins[200]], still.ids[: trace.begins[200]])
 
 
-def test_field_sizes_are_scaled_to_the_number_of_ids() -> None:
-    sizes = field_sizes(10_000_000)
-    assert sizes.sum() == pytest.approx(10_000_000, rel=1e-4)
-    assert [int(a) for a, b in zip(sizes, CRITEO_SIZES, strict=True) if b < 100_000] == [
-        size for size in CRITEO_SIZES if size < 100_000
-    ]
+def traces(num_workers: int) -> list[Trace]:
+    return [draw([40, 300, 4000], exponent=1.1, batch=32, num_steps=200, seed=worker) for worker in range(num_workers)]
+
+
+def simulated_job(
+    own: list[Trace], lag: int, share: float | None, *, capacity: int = 400, first_counted: int = 50
+) -> Traffic:
+    return simulated(own, capacity=capacity, lag=lag, share=share, has_leases=True, first_counted=first_counted)
+
+
+@pytest.mark.parametrize(("num_workers", "share"), [(1, None), (2, 0.25), (4, 0.25), (4, None)])
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_the_caches_save_what_the_simulator_says(num_workers: int, share: float | None, rule: str) -> None:
+    own = traces(num_workers)
+    job = LockstepJob(rule, RowBound(100, share), own, 400)
+    found, expected = job.run(50), simulated_job(own, 100, share)
+    assert found.read == expected.read == sum(int(trace.begins[-1] - trace.begins[50]) for trace in own)
+    saved, said = (each.saved(64, job.num_states, num_workers=num_workers) for each in (found, expected))
+    assert saved == pytest.approx(said, abs=0.03)
+
+
+def test_a_row_that_one_worker_caches_travels_once() -> None:
+    (trace,) = own = traces(1)
+    traffic = simulated_job(own, 100, None, capacity=5000, first_counted=0)
+    assert traffic._replace(read=0) == Traffic(0, 0, len(np.unique(trace.ids)), 0, 0, 0, 0, 0, 0)
+
+
+def test_every_gradient_travels_where_no_update_may_be_held() -> None:
+    traffic = simulated_job(traces(4), 1, None, capacity=5000, first_counted=0)
+    assert traffic.gradient == traffic.read
+
+
+def test_bytes_are_those_of_the_blocks() -> None:
+    assert Traffic(1, 1, 0, 0, 0, 0, 1, 0, 0).num_bytes(4, 1, num_workers=2) == 16 + 8 * 4
+    assert Traffic(1, 0, 1, 0, 0, 0, 0, 0, 1).num_bytes(4, 1, num_workers=2) == 12 + (1 + 4 + 32) + (16 + 32)
+    assert Traffic(1, 0, 0, 1, 1, 0, 0, 1, 0).num_bytes(4, 1, num_workers=2) == 12 + (1 + 4 + 16) + (12 + 16)
+
+
+def test_time_to_an_auc_is_between_the_evaluations() -> None:
+    curve = [(1.0, 0.5), (2.0, 0.6), (4.0, 0.7)]
+    assert [seconds_to(curve, target) for target in (0.4, 0.6, 0.65)] == pytest.approx([1, 2, 3])
+    assert seconds_to(curve, 0.8) == np.inf
+
+
+def test_rows_of_a_worker_are_those_that_travelled() -> None:
+    plain = {"row_cache": {}, "rows_pulled": 5, "rows_pushed": 7}
+    assert num_rows(plain) == 12
+    table = {"reads": 10, "hits": 6, "refreshed": 1}
+    assert num_rows(plain | {"row_cache": {"a": table, "b": table}}) == 7 + 2 * 5

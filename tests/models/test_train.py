@@ -11,6 +11,7 @@ import paddle
 import pytest
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.models import drawn, synthetic, train
 from fleet_sparse.models.options import parse
 from fleet_sparse.models.train import Metrics
@@ -87,10 +88,28 @@ def test_an_embedded_pserver_trains_as_plain_paddle_in_any_mode(
         (["--mode", "sync"], Mode(SYNC)),
         (["--mode", "async", "--max-step-lag", "0"], Mode(max_step_lag=0)),
         (["--mode", "geo", "--k-steps", "5"], Mode(GEO, k_steps=5)),
+        (["--max-row-drift", "0.5"], Mode(row_bound=RowBound(drift=0.5))),
+        (["--mode", "sync", "--max-row-lag", "9"], Mode(SYNC, row_bound=RowBound(lag=9, share=0.25))),
+        (["--max-row-lag", "9", "--max-row-lag-share", "none"], Mode(row_bound=RowBound(lag=9))),
     ],
 )
 def test_the_options_say_the_mode(options: list[str], mode: Mode) -> None:
     assert read_strategy(train.strategy(parse(options))).mode == mode
+
+
+def test_the_options_say_the_field_sizes_and_the_move() -> None:
+    options = ["--data", "synthetic", "2048", "--batch-size", "256"]
+    sizes = ["--field-sizes", "criteo", "100000"]
+    sources = [train.open_source(parse([*options, *more])) for more in (sizes, [*sizes, "--drift-at", "4"])]
+    still, moved = ([batch.ids for batch in source.train(0, 0, 1)] for source in sources)
+    assert len(np.unique(np.concatenate(still)[:, 5])) == 24
+    assert [np.array_equal(*ids) for ids in zip(still, moved, strict=True)] == [True] * 4 + [False] * 4
+
+
+def test_one_worker_with_a_row_cache_trains_as_without(tmp_path: Path, saved: tuple[Path, dict[str, Any]]) -> None:
+    metrics = run_embedded(tmp_path, "--max-row-drift", "0.02", "--cache-rows", "500")
+    assert metrics["test_auc"] == saved[1]["test_auc"]
+    assert metrics["row_cache"]["deepfm.v"]["hits"] > 0
 
 
 def test_rows_are_there_again_after_saving_and_loading(saved: tuple[Path, dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet_sparse.models import dcn_v2, mmoe, xdeepfm, zoo
+from fleet_sparse.models import dcn, dcn_v2, mmoe, xdeepfm, zoo
 from support.click_models import DIM, HIDDEN, BuiltModel
 
 SHAPES = {
@@ -84,6 +84,19 @@ def test_deepfm_is_the_papers_equation(build: Callable[..., BuiltModel]) -> None
         y_fm += (e[:, i] * e[:, j]).sum(1, keepdims=True)
     expected = y_fm + deep(e.reshape(len(e), -1), p, "deepfm")
     np.testing.assert_allclose(built.run(built.main, built.logits)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dcn_is_the_papers_equation(build: Callable[..., BuiltModel]) -> None:
+    built = build(dcn.dcn)
+    p, ids = built.parameters(), built.feed["ids"]
+    x_0 = np.concatenate([p["dcn.e"][ids].reshape(len(ids), -1), built.feed["dense"]], 1)
+    x = a = x_0
+    for layer in range(dcn.NUM_CROSS_LAYERS):
+        x = x_0 * (x @ p[f"dcn.cross.{layer}.weight"]) + p[f"dcn.cross.{layer}.bias"] + x
+    for layer in range(len(HIDDEN)):
+        a = np.maximum(a @ p[f"dcn.{layer}.weight"] + p[f"dcn.{layer}.bias"], 0)
+    expected = np.concatenate([x, a], 1) @ p["dcn.out.weight"] + p["dcn.out.bias"]
+    np.testing.assert_allclose(logits_of(built), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_dcn_v2_is_the_papers_equation(build: Callable[..., BuiltModel]) -> None:

@@ -1,0 +1,161 @@
+"""How soon does a model reach an AUC on a slow network, with and without row caches?
+
+`python -m benchmarks.het_link` from the root of a checkout. Every worker and every pserver has a network namespace of
+its own, and a token bucket bounds both directions of every leg (`benchmarks/het/network.py`). Where that is not
+allowed, or with `--proxy`, all workers share one link of that rate for each direction, the proxy of `benchmarks.link`;
+the record says which. Real jobs of Paddle train the same examples in async mode: without caches, and with rows that
+lag by at most a distance of twice the learning rate. Worker 0 evaluates every `--evaluate-every` steps; evaluations are
+outside the time. The target is `--target` of the AUC with which the job without caches ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.het.job import draw_examples
+from benchmarks.het.network import can_make_hosts, hosts, pservers_on, worker_environment
+from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, Trained, bound_options, seconds_to, together
+from benchmarks.link import Shape, pservers_behind_a_link
+from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM, PSERVERS, amount
+from benchmarks.record import Record, add_results
+from fleet_sparse.local_pservers import Child, run_together
+
+MODELS = ("wide_deep", "deepfm", "dcn")
+NAMESPACES, PROXY = "namespaces", "proxy"
+RUN_LIMIT_S = 1200.0
+
+Place = tuple[Sequence[str], Mapping[str, str]]
+"""What begins the command of a worker, and its environment."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trains with and without caches once a seed and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=AT_LEAST_1, default=100, help="of every leg, Mbit/s")
+    parser.add_argument("--dim", type=DIM, default=128)
+    parser.add_argument("--model", choices=MODELS, default="wide_deep")
+    parser.add_argument("--optimizer", choices=RATES, default="adagrad")
+    parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=["drift"])
+    parser.add_argument("--workers", type=AT_LEAST_2, default=4)
+    parser.add_argument("--pservers", type=PSERVERS, default=2)
+    parser.add_argument("--examples", type=AT_LEAST_2, default=400_000, help="to train on")
+    parser.add_argument("--tested", type=AT_LEAST_2, default=5_000, help="examples that are held out")
+    parser.add_argument("--ids", type=AT_LEAST_1, default=600_000, help="distinct values of all fields")
+    parser.add_argument("--batch", type=AT_LEAST_1, default=128, help="examples of a step of each worker")
+    parser.add_argument("--cache-percent", type=amount, default=10, help="rows that a worker caches")
+    parser.add_argument("--evaluate-every", type=AT_LEAST_1, default=50, help="steps of each worker")
+    parser.add_argument("--target", type=amount, default=0.999, help="of the last AUC without caches")
+    parser.add_argument("--seeds", type=AT_LEAST_1, default=1)
+    parser.add_argument("--proxy", action="store_true", help="use the proxy in any case")
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    record, console = Record("het_link", options), Console(width=120)
+    link = PROXY if options.proxy or not can_make_hosts() else NAMESPACES
+    rounds = []
+    for seed in range(options.seeds):
+        with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as examples:
+            sizes = {"num_train": options.examples, "num_test": options.tested, "num_ids": options.ids}
+            draw_examples(Path(examples), **sizes, seed=seed)
+            found = {}
+            for bound in (NO_CACHE, *(BOUNDS[bound] for bound in options.bounds)):
+                with console.status(f"seed {seed}: {bound}"):
+                    trained, num_bytes = train(options, link, bound, Path(examples), seed)
+                found[bound] = {**trained._asdict(), "num_bytes_of_kernel": num_bytes}
+                console.print(f"seed {seed}: {bound}: AUC {trained.auc:.5f}, {trained.train_s:.0f} s", highlight=False)
+            rounds.append(with_times(found, options.target))
+    show(options, link, rounds, console)
+    record.append(rounds, link=link)
+
+
+def with_times(found: Mapping[str, dict[str, Any]], target: float) -> dict[str, dict[str, Any]]:
+    """Adds the seconds to the target, those of all steps where it was not reached, and the AUC of the target."""
+    wanted = target * found[NO_CACHE]["auc"]
+    times = {bound: seconds_to(of["curve"], wanted) for bound, of in found.items()}
+    return {
+        bound: {
+            **of,
+            "target": wanted,
+            "has_reached": bool(np.isfinite(times[bound])),
+            "s_to_target": min(times[bound], of["train_s"]),
+        }
+        for bound, of in found.items()
+    }
+
+
+def train(options: argparse.Namespace, link: str, bound: str, examples: Path, seed: int) -> tuple[Trained, int | None]:
+    """Trains in new processes; returns the result and the bytes that the kernel counted on the legs of the workers."""
+    command = [sys.executable, "-m", "benchmarks.het.job", "--examples", str(examples), "--seed", str(seed)]
+    command += ["--evaluate-every", str(options.evaluate_every), "--model", options.model, "--dim", str(options.dim)]
+    command += ["--batch-size", str(options.batch), "--optimizer", options.optimizer]
+    command += ["--learning-rate", str(RATES[options.optimizer]), *bound_options(bound, options.optimizer)]
+    if bound != NO_CACHE:
+        command += ["--cache-rows", str(max(int(options.ids * options.cache_percent / 100), 1))]
+    reach = by_proxy(options) if link == PROXY else by_namespaces(options)
+    with reach as (places, counted):
+        workers = [
+            Child(f"{bound}: worker {worker}", [*prefix, *command], environment)
+            for worker, (prefix, environment) in enumerate(places)
+        ]
+        return together(run_together(workers, limit_s=RUN_LIMIT_S)), counted()
+
+
+@contextmanager
+def by_namespaces(options: argparse.Namespace) -> Iterator[tuple[list[Place], Any]]:
+    """Runs pservers on hosts of their own; yields the places of the workers and what counts their bytes."""
+    with hosts(options.pservers + options.workers, f"{options.rate}mbit") as all_hosts:
+        own = all_hosts[options.pservers :]
+        with pservers_on(all_hosts[: options.pservers]) as endpoints:
+            yield (
+                [
+                    (host.command(), worker_environment(endpoints, worker, options.workers, host.address))
+                    for worker, host in enumerate(own)
+                ],
+                lambda: sum(host.num_bytes() for host in own),
+            )
+
+
+@contextmanager
+def by_proxy(options: argparse.Namespace) -> Iterator[tuple[list[Place], Any]]:
+    """Runs pservers behind the proxy of `benchmarks.link`, whose rate is that of all pservers' legs together."""
+    with pservers_behind_a_link(options.pservers) as (pservers, link):
+        link.shape(Shape(0.02, options.pservers * options.rate / 1e3))
+        environments = [pservers.environment(worker, options.workers) for worker in range(options.workers)]
+        places: list[Place] = [((), {**each, "FLEET_SPARSE_CHANNEL": "stream"}) for each in environments]
+        yield places, lambda: None
+
+
+def show(
+    options: argparse.Namespace, link: str, rounds: Sequence[Mapping[str, Mapping[str, Any]]], console: Console
+) -> None:
+    """Prints a table of medians over the seeds."""
+    where = f"{options.rate} Mbit/s ({link}), {options.workers} workers, {options.pservers} pservers"
+    table = Table(title=f"{options.model}, dim {options.dim}, {where}")
+    table.add_column("rows", no_wrap=True)
+    for heading in ("s to the target", "over no cache", "AUC", "s in all", "GB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for bound in rounds[0]:
+        of = {
+            key: float(np.median([each[bound][key] for each in rounds]))
+            for key in ("s_to_target", "auc", "train_s", "num_bytes")
+        }
+        ratios = [each[bound]["s_to_target"] / each[NO_CACHE]["s_to_target"] for each in rounds]
+        has_reached = all(each[bound]["has_reached"] for each in rounds)
+        cells = f"{of['s_to_target']:.1f}" if has_reached else "not reached", f"{np.median(ratios):.2f}"
+        table.add_row(bound, *cells, f"{of['auc']:.5f}", f"{of['train_s']:.1f}", f"{of['num_bytes'] / 1e9:.2f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,346 @@
+"""How many bytes do row caches save?
+
+`python -m benchmarks.het_traffic` from the root of a checkout. Batches have Criteo's shape: 26 fields with the sizes of
+Criteo's, scaled, and values by Zipf's law; a worker has batches of its own. Bytes are compared with those of a job
+without caches: `16 + 8 dim` for each distinct id of a batch. Only the second half of the steps counts.
+
+First `--rows` ids, workers in step with leases, by rule and bound. The caches are those of the workers; the pserver is
+an array, and bytes are those of ids, versions, rows and states by the table of docs/protocol.md. Beside them stands
+what `benchmarks.het.traffic` simulates, which shares no code with the caches.
+
+Then `--measured-rows` ids and jobs of 1 to 8 workers in async mode, with real clients and a real pserver process, dims
+16 to 256 and Adagrad: the bytes of all frames of all clients, heads included, beside the simulated ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.het.trace import Trace, draw
+from benchmarks.het.traffic import Traffic, simulated
+from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM, amount
+from benchmarks.record import Record, add_results
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.row_bound import DEFAULT_SHARE, ROW_FOLLOWS, STATES_FOLLOW, RowBound, answers
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.local_pservers import local_pservers
+from fleet_sparse.models.synthetic import criteo_sizes
+from fleet_sparse.settings import Settings
+from fleet_sparse.warm_up import warm_up
+from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.channel_choice import open_channel
+from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.rows.cached_table import Answer, Arrived, CachedTable, CacheJob, Plan
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
+from fleet_sparse.worker.rows.row_caches import RowCaches
+
+RULES = ("sgd", "adagrad", "adam")
+DIMS = (16, 64, 128)
+MEASURED_RULE = "adagrad"
+_GRADIENT, _RATE = np.float32(1e-3), 0.03
+
+
+class Bound(NamedTuple):
+    """A bound and a number of workers, by name."""
+
+    name: str
+    bound: RowBound
+    num_workers: int
+
+
+def bounds_of(num_workers: int, lags: Sequence[int]) -> Iterator[Bound]:
+    """Yields the bounds that are compared: those of the goals, and others with a share of 1/4."""
+    for lag in lags:
+        yield Bound(f"lag {lag}, share 1/4", RowBound(lag, DEFAULT_SHARE), num_workers)
+    yield Bound("lag 100, share off", RowBound(100), num_workers)
+    yield Bound("one worker", RowBound(100), 1)
+
+
+class LockstepJob:
+    """Workers with real caches in step, and a pserver as arrays. Rows have one float: no count depends on the dim.
+
+    Args:
+        rule: Update rule of the table.
+        bound: Bound of the job.
+        traces: Batches of each worker.
+        capacity: Copies of a worker.
+    """
+
+    def __init__(self, rule: str, bound: RowBound, traces: Sequence[Trace], capacity: int) -> None:
+        self._spec = TableSpec(name="rows", dim=1, rule=rule, initializer=constant(0.0))
+        self.num_states = self._spec.update_rule.num_states
+        self._bound, self._traces, self._num_workers = bound, traces, len(traces)
+        job = CacheJob(bound, self._num_workers, 0)
+        self._tables = [CachedTable(self._spec, capacity, job) for _ in traces]
+        self._clocks = np.zeros(traces[0].num_ids, np.uint32)
+
+    def run(self, first_counted: int) -> Traffic:
+        """Runs all steps; returns the traffic from a step on."""
+        total = np.zeros(len(Traffic._fields), np.int64)
+        for step in range(self._traces[0].num_steps):
+            begun = [self._read(worker, step) for worker in range(self._num_workers)]
+            of_step = [
+                np.add(reads, self._update(worker, plan, arrived, step))
+                for worker, (plan, arrived, reads) in enumerate(begun)
+            ]
+            total += np.sum(of_step, axis=0) * (step >= first_counted)
+        return Traffic(*total.tolist())
+
+    def _read(self, worker: int, step: int) -> tuple[Plan, Arrived, Traffic]:
+        ids, table = self._traces[worker].batch(step).astype(np.int64), self._tables[worker]
+        plan = table.plan(ids, step + 1)
+        clocks = self._clocks[ids[plan.asked]]
+        has_states = self.num_states > 0
+        slack = np.full(len(clocks), STATES_FOLLOW if has_states else ROW_FOLLOWS, np.uint8)
+        if self._num_workers > 1:
+            slack = answers(self._bound, clocks, plan.versions, self._num_workers, has_states=has_states)
+        num_due, num_with = (int(np.count_nonzero(slack >= least)) for least in (ROW_FOLLOWS, STATES_FOLLOW))
+        rows, states = np.zeros((num_due, 1), np.float32), np.zeros((num_with, self.num_states, 1), np.float32)
+        answer = Answer(slack, rows, clocks[slack >= ROW_FOLLOWS], states)
+        arrived = table.take(plan, answer, np.zeros((len(ids), 1), np.float32))
+        num_entered = len(plan.entering)
+        num_without = num_due - num_with - (0 if has_states else num_entered)
+        num_refreshed_with = num_with - num_entered if has_states else 0
+        asked = len(plan.asked) - num_entered
+        reads = (len(ids), len(plan.plain), num_entered, asked, num_without, num_refreshed_with)
+        return plan, arrived, Traffic(*reads, 0, 0, 0)
+
+    def _update(self, worker: int, plan: Plan, arrived: Arrived, step: int) -> Traffic:
+        table, grads = self._tables[worker], np.full((len(plan.ids), 1), _GRADIENT, np.float32)
+        outgoing = table.apply(plan, arrived, grads, _RATE, step + 1)
+        self._clocks[plan.ids[outgoing.as_gradients]] += np.uint32(1)
+        num_changes = [0, 0]
+        for changes in outgoing.changes:
+            self._clocks[changes.ids] += changes.amounts
+            num_changes[changes.states.shape[1] > 0] += len(changes.ids)
+        table.sent(outgoing)
+        return Traffic(0, 0, 0, 0, 0, 0, len(outgoing.as_gradients), *num_changes)
+
+
+def saved_of(traffic: Traffic, num_states: int, num_workers: int) -> dict[str, float]:
+    """Returns the shares of bytes, by dim, and of rows that did not travel."""
+    of_dims = {f"dim {dim}": traffic.saved(dim, num_states, num_workers=num_workers) for dim in DIMS}
+    return {**of_dims, "rows": traffic.rows_saved}
+
+
+class Worker:
+    """A worker of a real job.
+
+    Args:
+        client: Its client.
+        spec: The table.
+        num_workers: Number of workers of the job.
+        bound: Bound of the job.
+        capacity: Copies of a worker.
+    """
+
+    def __init__(self, client: Client, spec: TableSpec, num_workers: int, bound: RowBound, capacity: int) -> None:
+        self.client, self._spec = client, spec
+        self._deduplicator = Deduplicator(Placement.even(1))
+        job = CacheJob(bound, num_workers, None)
+        max_bytes = 2 * capacity * CachedTable.bytes_per_row(spec, job)
+        tables = {spec.name: spec}
+        caches = RowCaches(client, self._deduplicator, job, tables, max_bytes=max_bytes, max_rows=capacity)
+        mode = Mode(row_bound=bound)
+        self._training = PserverTraining(client, self._deduplicator, mode, num_workers, caches=caches)
+
+    def read(self, ids: NDArray[np.int64]) -> RowBatch:
+        """Looks up the rows of a step."""
+        unique, _ = self._deduplicator.unique([ids], self._spec.salt)
+        batch = RowBatch(self._spec, unique, np.empty((len(unique.ids), self._spec.dim), np.float32))
+        self._training.prefetch([batch])
+        return batch
+
+    def update(self, batch: RowBatch) -> None:
+        """Trains them."""
+        grads = np.full_like(batch.values, _GRADIENT)
+        self._training.update([batch._replace(values=grads, learning_rate=_RATE)], [], 1.0)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all frames."""
+        return self.client.bytes_sent + self.client.bytes_received
+
+
+@contextmanager
+def real_job(num_workers: int, dim: int, bound: RowBound, capacity: int) -> Iterator[list[Worker]]:
+    """Runs a pserver process and yields the workers, which are in this process."""
+    spec = TableSpec(name="rows", dim=dim, rule=MEASURED_RULE, initializer=constant(0.0))
+    settings = Settings(channel="stream")
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        pservers = stack.enter_context(local_pservers(1, root=root, log=subprocess.DEVNULL))
+        controls = [stack.enter_context(ControlClient(pservers.endpoints, settings)) for _ in range(num_workers)]
+        workers = []
+        for index, control in enumerate(controls):
+            registrations = control.register([spec], index, num_workers, Mode(row_bound=bound))
+            channel, placement = open_channel(registrations, settings), Placement.even(1)
+            client = stack.enter_context(Client(channel, control.identity, registrations, placement, settings))
+            workers.append(Worker(client, spec, num_workers, bound, capacity))
+        yield workers
+
+
+def expected_of(
+    traces: Sequence[Trace], bound: RowBound, capacity: int, first_counted: int, *, has_leases: bool
+) -> Traffic:
+    """Returns what the simulator says of a bound in updates."""
+    assert bound.lag is not None, "no bound in distance"
+    options = {"capacity": capacity, "lag": bound.lag, "first_counted": first_counted}
+    return simulated(traces, **options, share=bound.share, has_leases=has_leases)
+
+
+def measured(traces: Sequence[Trace], dim: int, bound: RowBound, capacity: int, first_counted: int) -> dict[str, float]:
+    """Returns the share of bytes that a real job saves, the simulated one, and the first over the second."""
+    before = 0
+    with real_job(len(traces), dim, bound, capacity) as workers:
+        for step in range(traces[0].num_steps):
+            for worker in workers:
+                worker.client.flush()  # a pull may overtake another worker's push
+            if step == first_counted:
+                before = sum(worker.num_bytes for worker in workers)
+            read = [
+                worker.read(trace.batch(step).astype(np.int64)) for worker, trace in zip(workers, traces, strict=True)
+            ]
+            for worker, batch in zip(workers, read, strict=True):
+                worker.update(batch)
+        for worker in workers:
+            worker.client.flush()
+        num_bytes = sum(worker.num_bytes for worker in workers) - before
+    expected = expected_of(traces, bound, capacity, first_counted, has_leases=False)
+    found = {
+        "measured": 1 - num_bytes / (expected.read * (16 + 8 * dim)),
+        "simulated": expected.saved(dim, 1, num_workers=len(traces)),
+    }
+    return found | {"ratio": found["measured"] / found["simulated"]}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Counts and measures, and prints two tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=AT_LEAST_1, default=10_000_000)
+    parser.add_argument("--workers", type=AT_LEAST_2, default=8)
+    parser.add_argument("--batch", type=AT_LEAST_1, default=512, help="examples of a batch")
+    parser.add_argument("--steps", type=AT_LEAST_2, default=2000)
+    parser.add_argument("--percent", type=amount, default=5, help="rows that are cached")
+    parser.add_argument("--exponent", type=amount, default=1.1, help="of Zipf's law")
+    parser.add_argument("--lags", type=AT_LEAST_1, nargs="+", default=[100], help="lags with a share of 1/4")
+    parser.add_argument("--curve-workers", type=AT_LEAST_1, nargs="*", default=[1, 2, 4, 8], help="of the simulation")
+    parser.add_argument("--curve-lags", type=AT_LEAST_1, nargs="+", default=[10, 30, 100, 300, 1000])
+    parser.add_argument("--curve-steps", type=AT_LEAST_2, default=600)
+    parser.add_argument("--measured-workers", type=AT_LEAST_1, nargs="*", default=[1, 2, 4, 8])
+    parser.add_argument("--measured-dims", type=DIM, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--measured-rows", type=AT_LEAST_1, default=300_000)
+    parser.add_argument("--measured-batch", type=AT_LEAST_1, default=128)
+    parser.add_argument("--measured-steps", type=AT_LEAST_2, default=400)
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    record, console = Record("het_traffic", options), Console(width=120)
+    warm_up()
+    with console.status("") as status:
+        counted = count(options, status.update)
+        curves: dict[str, dict[str, float]] = {}
+        for num_workers in options.curve_workers:
+            curves |= curve(options, num_workers, status.update)
+        of_real: dict[str, dict[str, float]] = {}
+        for num_workers in options.measured_workers:
+            of_real |= measure(options, num_workers, status.update)
+    show(console, counted, of_real)
+    record.append([counted | curves | of_real])
+
+
+def draw_traces(options: argparse.Namespace, num_rows: int, batch: int, num_workers: int, steps: int) -> list[Trace]:
+    """Draws the batches of all workers."""
+    of_batch = {"exponent": options.exponent, "batch": batch, "num_steps": steps}
+    return [draw(criteo_sizes(num_rows), **of_batch, seed=100 + worker) for worker in range(num_workers)]
+
+
+def count(options: argparse.Namespace, on_progress: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """Returns what the caches save by rule and bound, beside what the simulator says."""
+    on_progress("draws ids")
+    traces = draw_traces(options, options.rows, options.batch, options.workers, options.steps)
+    capacity, first = max(int(traces[0].num_ids * options.percent / 100), 1), options.steps // 2
+    found = {}
+    for each in bounds_of(options.workers, options.lags):
+        own = traces[: each.num_workers]
+        on_progress(f"{each.name}, simulated")
+        expected = expected_of(own, each.bound, capacity, first, has_leases=True)
+        for rule in RULES:
+            on_progress(f"{each.name}, {rule}")
+            begun = time.perf_counter()
+            job = LockstepJob(rule, each.bound, own, capacity)
+            name, numbers = f"{each.name}: {rule}", (job.num_states, each.num_workers)
+            found[name] = saved_of(job.run(first), *numbers)
+            found[name]["s"] = time.perf_counter() - begun
+            found[f"{name}, simulated"] = saved_of(expected, *numbers)
+    return found
+
+
+def curve(
+    options: argparse.Namespace, num_workers: int, on_progress: Callable[[str], None]
+) -> dict[str, dict[str, float]]:
+    """Returns the share of rows that the simulator saves, by lag."""
+    steps, found = options.curve_steps, {}
+    traces = draw_traces(options, options.measured_rows, options.batch, num_workers, steps)
+    capacity = max(int(traces[0].num_ids * options.percent / 100), 1)
+    for lag in options.curve_lags:
+        for share, name in ((DEFAULT_SHARE, "share 1/4"), (None, "share off")):
+            case = f"simulated, {num_workers} workers, lag {lag}, {name}"
+            on_progress(case)
+            expected = expected_of(traces, RowBound(lag, share), capacity, steps // 2, has_leases=True)
+            found[case] = {"rows": expected.rows_saved}
+    return found
+
+
+def measure(
+    options: argparse.Namespace, num_workers: int, on_progress: Callable[[str], None]
+) -> dict[str, dict[str, float]]:
+    """Returns what real jobs of some workers save, by dim."""
+    steps, found = options.measured_steps, {}
+    traces = draw_traces(options, options.measured_rows, options.measured_batch, num_workers, steps)
+    capacity = max(int(traces[0].num_ids * options.percent / 100), 1)
+    for dim in options.measured_dims:
+        name = f"measured, {num_workers} workers, dim {dim}"
+        on_progress(name)
+        found[name] = measured(traces, dim, RowBound(100, DEFAULT_SHARE), capacity, steps // 2)
+    return found
+
+
+def show(console: Console, counted: dict[str, dict[str, float]], of_real: dict[str, dict[str, float]]) -> None:
+    """Prints both tables."""
+    table = Table(title="bytes and rows that did not travel, %")
+    table.add_column("caches", no_wrap=True)
+    columns = [f"dim {dim}" for dim in DIMS] + ["rows"]
+    for heading in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, of in counted.items():
+        table.add_row(name, *(f"{100 * of[heading]:.1f}" for heading in columns))
+    console.print(table)
+    if of_real:
+        table = Table(title="bytes that did not travel, by frames of real jobs, %")
+        table.add_column("job", no_wrap=True)
+        for heading in ("measured", "simulated", "measured over simulated"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for name, of in of_real.items():
+            cells = (f"{100 * of[key]:.1f}" for key in ("measured", "simulated"))
+            table.add_row(name, *cells, f"{of['ratio']:.3f}")
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
