@@ -15,7 +15,6 @@ from rich.table import Table
 from fleet_sparse.errors import SettingError
 from fleet_sparse.tools.chaos.faults import WITH_LOG, Fault, FaultKind
 from fleet_sparse.tools.chaos.run import DURABILITIES, LOG, MODES, SNAPSHOT, ChaosPlan, ChaosReport, run
-from fleet_sparse.warm_up import warm_up
 
 from .terminal import AS_IS, COUNT, bar, console, print_json
 
@@ -70,6 +69,8 @@ def chaos(
     plan = ChaosPlan(
         modes=modes, durability=durability.value, seed=seed, faults_per_job=faults, kinds=kinds, duration_s=60 * minutes
     )
+    from fleet_sparse.warm_up import warm_up
+
     warm_up()  # not in the first pserver that workers wait for
     begun_at, directory = time.monotonic(), Path(tempfile.mkdtemp(prefix="fleet_sparse-chaos-"))
     with bar("faults", COUNT) as done:

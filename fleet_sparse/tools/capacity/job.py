@@ -56,6 +56,9 @@ class PlannedJob:
     mode: str = ASYNC
     cached: CachedRows = NO_CACHE
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cached", CachedRows(*self.cached))  # a list in JSON
+
     @property
     def ids(self) -> float:
         """Number of ids of a worker's step."""

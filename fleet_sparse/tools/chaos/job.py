@@ -1,4 +1,7 @@
-"""ChaosJob: a fleetrun of pservers and counting workers in a directory, and the faults that it gets."""
+"""ChaosJob: a fleetrun of pservers and counting workers in a directory, and the faults that it gets.
+
+What reads logs is imported where it is used: `--help` of the command waits for none of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from fleet_sparse.local_pservers import child_environment
 
 from .connection_cut import cut_connections
 from .faults import Fault, FaultKind
-from .power_cut import cut, last_segment, tear, trailing_commits
 
 NUM_PSERVERS = NUM_WORKERS = 2
 STEPS_BYTES = 8
@@ -107,6 +109,8 @@ class ChaosJob:
         elif fault.kind is FaultKind.connections:
             cut_connections(self._pserver(fault.shard))
         else:
+            from .power_cut import cut, tear
+
             with self._dead(fault.shard) as segment:
                 cut(segment) if fault.kind is FaultKind.power else tear(segment)
         targets = [self.steps(worker) + 5 for worker in range(NUM_WORKERS)]
@@ -155,6 +159,8 @@ class ChaosJob:
 
     def _wait_for_commits(self, shard: int) -> None:
         """Waits until the log of a shard has changes that a power cut may lose."""
+        from .power_cut import last_segment, trailing_commits
+
         self._wait_for(
             lambda: len(trailing_commits(last_segment(self._directory, shard))) >= 2 * _LEAST_COMMITS,
             self._recovery_s,
@@ -164,6 +170,8 @@ class ChaosJob:
     @contextmanager
     def _dead(self, shard: int) -> Iterator[Path]:
         """Kills a pserver; yields the newest segment of its log. It is started again behind the block."""
+        from .power_cut import last_segment
+
         pid = self._pserver(shard)
         supervisor = _parent_of(pid)
         os.kill(supervisor, signal.SIGSTOP)
