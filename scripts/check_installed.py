@@ -17,6 +17,7 @@ NEEDS_PADDLE = (
     *("fleet_sparse.plugin", "fleet_sparse.nn", "fleet_sparse.transpiler", "fleet_sparse.models"),
     *("fleet_sparse.tools.parity", "fleet_sparse.serving.onnx_export", "fleet_sparse.serving.paddle_export"),
     *("fleet_sparse.serving.paddle_network", "fleet_sparse.serving.predictor", "fleet_sparse.serving.onnx_network"),
+    "fleet_sparse.tools.chaos.counting",
 )
 NEEDS_AN_EXTRA = ("fleet_sparse.tools.authority",)
 
