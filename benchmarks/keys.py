@@ -46,7 +46,7 @@ from fleet_sparse.worker.control.control import ControlClient
 ELSEWHERE = "192.0.2.1:0"
 """An address of no machine: a pserver that finds it in the list of all pservers serves other machines."""
 HOST = "127.0.0.2"
-"""Of pservers on TCP: where pservers of one host have Unix sockets is 127.0.0.1."""
+"""Address of pservers on TCP: on 127.0.0.1 pservers of one host would have Unix sockets."""
 BATCH = 512
 MOST_WORKERS = 65_536
 
