@@ -189,8 +189,10 @@ class Follower:
     def _note_failure(self, error: Exception | str) -> None:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self._failed_at = self._clock()
+        is_new = text != self.stats.last_failure
+        # Before the count: another thread that sees the failure counted reads why.
+        self.stats.last_failure = text
         self.stats.num_failed += 1
-        if text != self.stats.last_failure:
+        if is_new:
             _log.warning("shard %d: the snapshot that should be served is not: %s", self._shard.shard_index, text)
-            self.stats.last_failure = text
             self.on_change()
