@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .intrinsics import copy, prefetch_read, prefetch_write
-from .jit import FLOAT32_IN, FLOAT32S, FLOAT64_IN, INT64, INT64_IN, UINT32_IN, kernel
+from .jit import FLOAT32_IN, FLOAT32S, FLOAT64_IN, INT64, INT64_IN, UINT32_IN, UINT32S, kernel
 from .kernels_changes import power
 
 _AHEAD, _LINE, _ZERO, _ONE = np.uint64(8), np.uint64(16), np.uint64(0), np.uint64(1)
@@ -122,3 +122,15 @@ def measure_displacements(
         for j in range(w):
             most = max(most, abs(copies[at + j] - bases[at + j]))
         out[i] = most
+
+
+@kernel(UINT32S, UINT32S, INT64_IN)
+def count_updates(held: NDArray[np.uint32], states_held: NDArray[np.uint32], slots: NDArray[np.int64]) -> None:
+    """Adds 1 to both counts of each slot."""
+    n = np.uint64(slots.shape[0])
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch_write(held, np.uint64(slots[i + _AHEAD]))
+            prefetch_write(states_held, np.uint64(slots[i + _AHEAD]))
+        held[slots[i]] += np.uint32(1)
+        states_held[slots[i]] += np.uint32(1)

@@ -16,6 +16,7 @@ from fleet_sparse.core.cache_index import INDEX_BYTES_PER_ROW, MAX_LEASE_STEPS, 
 from fleet_sparse.core.cache_policies import AGED_LFU, ESTIMATE, Admission, CachePolicy
 from fleet_sparse.core.kernels_changes import subtract_base_states
 from fleet_sparse.core.kernels_copies import (
+    count_updates,
     gather_copies,
     measure_displacements,
     refresh_copies,
@@ -166,6 +167,7 @@ class CachedTable:
         self._state_width = self._rule.num_states * spec.dim
         self._is_single_worker = job.num_workers == 1
         self._may_hold = job.max_held != 0 and (self._is_single_worker or self._rule.merge is not None)
+        self._holds_all = self._may_hold and self._is_single_worker and job.max_held is None
         self._has_bases = self._may_hold and not self._is_single_worker
         decays = self._rule.merge(self._hyperparameters) if self._rule.merge is not None else ()
         self._decays = np.array(decays, np.float64)
@@ -294,16 +296,19 @@ class CachedTable:
         inner = grads if len(places) == len(slots) else np.take(grads, places, axis=0)
         self._train(inside, inner, learning_rate, optimizer_step)
         if self._may_hold:
-            self._held[inside] += np.uint32(1)
-            self._states_held[inside] += np.uint32(1)
-        is_due = self._is_due(inside)
-        is_single = is_due & (self._held[inside] <= 1) & (self._states_held[inside] <= 1)
-        as_gradients = np.sort(np.concatenate([np.flatnonzero(slots < 0), places[is_single]]))
-        due = inside[is_due & ~is_single]
+            count_updates(self._held, self._states_held, inside)
+        outside = np.flatnonzero(slots < 0)
+        if self._holds_all:
+            due, as_gradients, alone = _NOWHERE, outside, _NOWHERE
+        else:
+            is_due = self._is_due(inside)
+            is_single = is_due & (self._held[inside] <= 1) & (self._states_held[inside] <= 1)
+            as_gradients = np.sort(np.concatenate([outside, places[is_single]]))
+            due, alone = inside[is_due & ~is_single], inside[is_single]
         idle = self._idle[self._held[self._idle] > 0]
         self._idle = self._index.age(len(plan.ids), plan.step)
         due = np.union1d(due, np.setdiff1d(idle, inside)) if len(idle) else due
-        return Outgoing(as_gradients, self._changes_of(due), inside[is_single])
+        return Outgoing(as_gradients, self._changes_of(due), alone)
 
     def flush(self) -> Outgoing:
         """Returns all that is held, with all states; to be sent and passed to `sent`."""
@@ -434,8 +439,6 @@ class CachedTable:
         """Returns which copies hold more than they may."""
         if not self._may_hold:
             return np.ones(len(slots), np.bool_)
-        if self._is_single_worker and self._job.max_held is None:
-            return np.zeros(len(slots), np.bool_)
         most = self._job.bound.max_held(self._clocks_of(slots), self._job.num_workers)
         if self._job.max_held is not None:
             most = np.minimum(most, self._job.max_held)
