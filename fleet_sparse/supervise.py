@@ -31,6 +31,7 @@ LIFELINE = "_FLEET_SPARSE_LIFELINE"
 RESTARTS_WITHIN_S = 600.0
 _FINAL_CODES = (0, 1, 2)
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
+_SETTLED_S = 2.0
 _FAILED = 1
 _GIVEN_UP = 1
 _ALIVE, _LOSS, _RESTART_AFTER_LOSS = "alive", "loss", "restart after loss"
@@ -54,7 +55,8 @@ class Decision(NamedTuple):
 class Supervision:
     """Decides whether and when a child is started again. No I/O, no clock of its own; `now` is monotonic.
 
-    A child that ends by itself, or by a signal that the supervisor got as well, is not started again.
+    A child that ends by itself, or by a signal that the supervisor got as well, is not started again. The pause before a
+    start doubles with each child that ended within `_SETTLED_S` of its first sign of life, or without one.
 
     Args:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.
@@ -69,6 +71,8 @@ class Supervision:
         self._max_restarts = max_restarts
         self._stall_s = stall_s
         self._restarted_at: deque[float] = deque()
+        self._num_unsettled = 0
+        self._first_alive_at: float | None = None
         self._alive_at: float | None = None
         self._stopped_at: float | None = None
         self._received: set[int] = set()
@@ -78,13 +82,14 @@ class Supervision:
 
     def begin(self) -> None:
         """A child was started; it may take any time until its first sign of life."""
-        self._alive_at = None
+        self._alive_at = self._first_alive_at = None
         self._has_lost = False
 
     def hear(self, line: str, now: float) -> None:
         """The child wrote a line."""
         if line == _ALIVE:
             self._alive_at = now
+            self._first_alive_at = now if self._first_alive_at is None else self._first_alive_at
         word, _, rest = line.partition(" ")
         if word == "next":
             option, _, value = rest.partition(" ")
@@ -144,8 +149,11 @@ class Supervision:
             reason = f"{what}, after {num_recent} restarts in {RESTARTS_WITHIN_S:g} s (FLEET_SPARSE_RESTARTS)"
             return Decision(None, _GIVEN_UP, reason)
         self._restarted_at.append(now)
-        pause_s = 0.0 if not num_recent else min(_FIRST_PAUSE_S * 2.0 ** (num_recent - 1), _MAX_PAUSE_S)
-        return Decision(pause_s, reason=what)
+        is_settled = self._first_alive_at is not None and now - self._first_alive_at >= _SETTLED_S
+        self._num_unsettled = 0 if is_settled else min(self._num_unsettled, num_recent) + 1
+        if self._num_unsettled <= 1:
+            return Decision(0.0, reason=what)
+        return Decision(min(_FIRST_PAUSE_S * 2.0 ** (self._num_unsettled - 2), _MAX_PAUSE_S), reason=what)
 
 
 class Generations:

@@ -71,6 +71,15 @@ def test_pauses_between_restarts_grow() -> None:
     assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
+def test_a_child_that_lived_a_while_is_started_at_once() -> None:
+    supervision, pauses = supervision_of(max_restarts=10), []
+    for now in (0.0, 10.0, 20.0, 30.0):
+        supervision.begin()
+        supervision.hear("alive", now)
+        pauses.append(supervision.end(KILLED, now + (3.0 if now < 20.0 else 1.0)).pause_s)
+    assert pauses == [0.0, 0.0, 0.0, 0.5]
+
+
 def test_supervisor_gives_up_after_too_many_restarts() -> None:
     supervision = supervision_of(max_restarts=3)
     decisions = [supervision.end(KILLED, float(now)) for now in range(4)]

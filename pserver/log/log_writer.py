@@ -32,6 +32,7 @@ from .log_reader import read_header
 _log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 256 << 20
+_SMALL_SEGMENT_BYTES = 1 << 20
 _MAX_PARTS = 1000  # of one write; the system allows 1024
 _MAX_WAIT_S = 1.0
 """Longest time between two attempts to allocate a segment."""
@@ -64,7 +65,7 @@ class LogWriter:
             one is allocated.
 
     Raises:
-        LogFull: The first segment cannot be allocated.
+        LogFull: The first segment cannot be allocated, nor a small one for a log that continues.
         OSError: The system refuses.
     """
 
@@ -101,7 +102,7 @@ class LogWriter:
         for path in list(directory.iterdir()):
             if is_next_segment(path.name):
                 path.unlink(missing_ok=True)
-        self._begin_segment(0)
+        self._begin_at_start()
         self._thread = threading.Thread(target=self._run, name="fleet_sparse log", daemon=True)
         self._thread.start()
 
@@ -170,6 +171,18 @@ class LogWriter:
                     f"{self._generation}. Give all pservers of a shard the same FLEET_SPARSE_COORDINATOR"
                 )
             yield
+
+    def _begin_at_start(self) -> None:
+        try:
+            self._begin_segment(0)
+        except LogFull as error:
+            if not self.newest_lsn:
+                raise
+            # Pushes wait, but workers cannot even pull before their registrations are in the log.
+            self._next = self._allocate(_SMALL_SEGMENT_BYTES)
+            self._begin_segment(0)
+            self.full_since = time.monotonic()
+            _log.warning("%s. Pushes wait until there is room", error)
 
     def _begin_segment(self, num_bytes: int) -> int:
         first_lsn = self.newest_lsn + 1

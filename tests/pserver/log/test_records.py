@@ -225,6 +225,31 @@ def test_a_full_disk_is_met_a_segment_ahead(tmp_path: Path, monkeypatch: pytest.
     assert len(bodies(tmp_path)) == 2
 
 
+def test_a_log_continues_on_a_full_disk_in_a_small_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = small_writer(tmp_path, segment_bytes=4 << 20)
+    append(writer, b"before")
+    writer.close()
+    reader = LogReader(tmp_path)
+    assert len(list(reader.records())) == 1
+    allocate = os.posix_fallocate
+
+    def allocate_little(file: int, offset: int, length: int) -> None:
+        if length > 1 << 20:
+            raise OSError(errno.ENOSPC, "no space")
+        allocate(file, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate_little)
+    changes = {"generation": 2, "newest_lsn": 1, "newest_checksum": reader.newest_checksum}
+    later = small_writer(tmp_path, **changes, sync_s=0.01, segment_bytes=4 << 20)
+    assert later.full_since is not None
+    append(later, b"a registration")
+    monkeypatch.undo()
+    wait_until(lambda: later.full_since is None)
+    append(later, b"a push")
+    later.close()
+    assert bodies(tmp_path) == [b"before", b"a registration", b"a push"]
+
+
 def test_log_of_an_older_version_is_refused(tmp_path: Path) -> None:
     head = bytearray(SegmentHeader(IDENTITY, 1, 1, 0).to_bytes())
     head[4:6] = (1).to_bytes(2, "little")
