@@ -55,8 +55,8 @@ class Decision(NamedTuple):
 class Supervision:
     """Decides whether and when a child is started again. No I/O, no clock of its own; `now` is monotonic.
 
-    A child that ends by itself, or by a signal that the supervisor got as well, is not started again. The pause before a
-    start doubles with each child that ended within `_SETTLED_S` of its first sign of life, or without one.
+    A child that ends by itself, or by a signal that the supervisor got as well, is not started again. The pause before
+    a start doubles with each child that ended within `_SETTLED_S` of its first sign of life, or without one.
 
     Args:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.

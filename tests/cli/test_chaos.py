@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +22,32 @@ def test_a_short_run_loses_and_doubles_nothing() -> None:
     assert report["discrepancies"] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "lag", "geo", "sync"])
+@pytest.mark.parametrize(
+    "kind",
+    ["worker killed", "disk of the logs full, and a pserver killed", "coordinator suspended for seconds"],
+    ids=["worker", "disk", "coordinator"],
+)
+def test_rarer_faults_lose_and_double_nothing(kind: str, mode: str) -> None:
+    if kind.startswith("disk") and os.geteuid():
+        pytest.skip("mounting needs root")
+    if kind.startswith("coordinator") and shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed")
+    result = CliRunner().invoke(app, ["chaos", "--minutes", "0", "--mode", mode, "--faults", "3", "--kind", kind])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.chaos
+def test_processes_do_not_grow_in_half_an_hour() -> None:
+    arguments = ["--minutes", "30", "--mode", "async", "--faults", "100000", "--json"]
+    result = CliRunner().invoke(app, ["chaos", *arguments])
+    assert result.exit_code == 0, result.output
+    for use in json.loads(result.output)["growth"].values():
+        assert use["rss_mib_per_hour"] < 1.0, use
+        assert use["num_files"][1] <= use["num_files"][0] + 1, use
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("durability", ["log", "snapshot"])
 def test_an_hour_loses_and_doubles_nothing(durability: str) -> None:
@@ -29,10 +57,14 @@ def test_an_hour_loses_and_doubles_nothing(durability: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--mode", "sync"], ["--kind", "torn record at the end of the log"]],
-    ids=["sync jobs end", "no log to cut"],
+    [
+        ["--durability", "snapshot", "--mode", "sync"],
+        ["--durability", "snapshot", "--kind", "torn record at the end of the log"],
+        ["--kind", "worker killed", "--kind", "power cut: half of the log that was not synced is lost"],
+    ],
+    ids=["sync jobs end", "no log to cut", "killed worker and power cut"],
 )
-def test_what_a_snapshot_cannot_survive_is_refused(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, ["chaos", "--durability", "snapshot", *arguments])
+def test_what_a_job_cannot_survive_is_refused(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["chaos", *arguments])
     assert result.exit_code != 0
     assert "chaos: --" in str(result.exception)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fleet_sparse.tools.chaos.etcd_server import etcd_server
+
 ZOOKEEPER_JARS = "/etc/zookeeper/conf_example:/usr/share/java/*"
 START_S = 60.0
 
@@ -37,13 +39,8 @@ def etcd(directory: Path) -> Iterator[str]:
     """A server of etcd; yields `host:port`."""
     if reason := lacks("etcd3gw", "etcd"):
         pytest.skip(reason)
-    client, peer = free_port(), free_port()
-    arguments = ["--data-dir", str(directory), "--listen-client-urls", f"http://127.0.0.1:{client}"]
-    arguments += ["--advertise-client-urls", f"http://127.0.0.1:{client}", "--listen-peer-urls"]
-    arguments += [f"http://127.0.0.1:{peer}", "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}"]
-    arguments += ["--initial-cluster", f"default=http://127.0.0.1:{peer}"]
-    with running(["etcd", *arguments], directory.with_suffix(".log"), client):
-        yield f"127.0.0.1:{client}"
+    with etcd_server(directory) as (address, _):
+        yield address
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The program of a chaos job, run by fleetrun: in each step a worker adds 1 to its own value of every row.
 
-It trains until the file `finish` exists, and in sync mode until the step that `last` names. The number of its steps is
-in the file `steps`n, as 8 bytes.
+It trains until the file `finish` exists, and in sync mode until the step that `last` names. The number of the steps
+that it made, in all of its lives, is in the file `steps`n, as 8 bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,16 @@ import paddle
 from paddle.distributed import fleet
 
 from fleet_sparse.plugin.install import install
+from fleet_sparse.plugin.save_calls import resume, save_every
 from fleet_sparse.plugin.strategy import PserverStrategy
 
 NUM_ROWS = 128
 STEPS = struct.Struct("<Q")
 STEP_S = 0.002
-_LAG, _K_STEPS = 4, 2
+_LAG, _K_STEPS, _STEPS_PER_SAVE = 4, 2, 200
+_RESTARTS = "1000000"
+_RESUMING = ("sync", "lag")
+"""Modes in which the death of a worker sends the job back to its newest snapshot."""
 _LONG_S = 0.25  # a step that takes longer is a pause
 
 
@@ -32,7 +37,11 @@ def main() -> None:
     """Runs a pserver or a worker, as fleetrun says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=("async", "lag", "geo", "sync"), required=True)
-    mode: str = parser.parse_args().mode
+    parser.add_argument("--restart-workers", action="store_true")
+    arguments = parser.parse_args()
+    mode: str = arguments.mode
+    if arguments.restart_workers or os.environ.get("TRAINING_ROLE") == "PSERVER":
+        os.environ["FLEET_SPARSE_RESTARTS"] = _RESTARTS
     install()
     paddle.enable_static()
     fleet.init()
@@ -55,7 +64,13 @@ def main() -> None:
     column = np.zeros((num_workers, 1), np.float32)
     column[fleet.worker_index()] = -1
     feed = {"ids": np.arange(NUM_ROWS), "own": column}
-    num_steps = train(mode, lambda: executor.run(feed=feed, fetch_list=[loss]))
+    worker, begun = fleet.worker_index(), None
+    if arguments.restart_workers and mode in _RESUMING:
+        save_every("model", steps=_STEPS_PER_SAVE)
+        begun = resume("model")
+        print("resumes at", begun, flush=True)
+    counter = open_counter(worker)
+    num_steps = train(mode, counter, begun, lambda: executor.run(feed=feed, fetch_list=[loss]))
     fleet.barrier_worker()
     values = executor.run(evaluation, feed={"ids": np.arange(NUM_ROWS)}, fetch_list=[rows])[0]
     counts = values[:, fleet.worker_index()]
@@ -78,20 +93,37 @@ def strategy_of(mode: str) -> PserverStrategy:
     return strategy
 
 
-def train(mode: str, step: object) -> int:
-    """Makes steps until the job should end; returns their number."""
-    assert callable(step), "it runs the program"
-    worker = fleet.worker_index()
-    with Path(f"steps{worker}").open("w+b") as file:
-        file.write(bytes(STEPS.size))
-        file.flush()
+def open_counter(worker: int) -> mmap.mmap:
+    """Returns the memory of the file with the number of steps, and says the process id."""
+    path = Path(f"steps{worker}")
+    if not path.exists():
+        path.write_bytes(bytes(STEPS.size))
+    with path.open("r+b") as file:
         counter = mmap.mmap(file.fileno(), STEPS.size)
     print("pid", os.getpid(), flush=True)
-    for number in itertools.count(1):
+    return counter
+
+
+def train(mode: str, counter: mmap.mmap, begun: int | None, step: Callable[[], object]) -> int:
+    """Makes steps until the job should end.
+
+    Args:
+        mode: Mode of training.
+        counter: Number of steps of all lives.
+        begun: Number of steps that the rows have; None for those of all former lives.
+        step: Makes a step.
+
+    Returns:
+        The number of steps that the rows should have.
+    """
+    worker = fleet.worker_index()
+    (made,) = STEPS.unpack(counter)
+    before = made if begun is None else begun
+    for number in itertools.count(before + 1):
         begun_at = time.monotonic()
         step()
         took_s = time.monotonic() - begun_at
-        STEPS.pack_into(counter, 0, number)
+        STEPS.pack_into(counter, 0, made + number - before)
         if took_s > _LONG_S:
             print(f"pause {took_s:.3f}", flush=True)
         if mode == "sync":  # all workers end after the same step
@@ -100,7 +132,7 @@ def train(mode: str, step: object) -> int:
                 Path("last.part").rename("last")
             if Path("last").exists() and number == int(Path("last").read_text()):
                 return number
-        elif Path("finish").exists() and (mode != "geo" or number % _K_STEPS == 0):
+        elif Path("finish").exists() and (mode != "geo" or (number - before) % _K_STEPS == 0):
             return number
         time.sleep(STEP_S)
     raise AssertionError("steps have no end")

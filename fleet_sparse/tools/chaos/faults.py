@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class FaultKind(StrEnum):
-    """What happens to pservers."""
+    """What happens to a job."""
 
     kill = "pserver killed"
     kill_all = "all pservers killed"
@@ -18,12 +18,23 @@ class FaultKind(StrEnum):
     connections = "all connections of a pserver cut"
     power = "power cut: half of the log that was not synced is lost"
     torn = "torn record at the end of the log"
+    worker = "worker killed"
+    disk = "disk of the logs full, and a pserver killed"
+    coordinator = "coordinator suspended for seconds"
 
 
-WITH_LOG = (FaultKind.power, FaultKind.torn)
-"""Faults of a pserver that has a log."""
+NEEDS_LOG = (FaultKind.power, FaultKind.torn, FaultKind.disk)
+"""Faults of pservers that have logs."""
+ON_REQUEST = (FaultKind.worker, FaultKind.disk, FaultKind.coordinator)
+"""Faults that a run has only if it is asked for them: their jobs are set up in another way."""
 
-_DELAYS_S, _SUSPENSIONS_S, _QUIET_S = (0.05, 0.8), (1.0, 5.0), (0.2, 2.0)
+_QUIET_S = (0.2, 2.0)
+_LASTS_S = {
+    FaultKind.delay: (0.05, 0.8),
+    FaultKind.suspend: (1.0, 5.0),
+    FaultKind.disk: (1.0, 5.0),
+    FaultKind.coordinator: (1.0, 8.0),
+}
 
 
 class Fault(NamedTuple):
@@ -31,9 +42,9 @@ class Fault(NamedTuple):
 
     kind: FaultKind
     shard: int
-    """The pserver; the first one where it is of all."""
+    """The pserver or worker; without a meaning where it is of all."""
     lasts_s: float
-    """Seconds for which a pserver is suspended; 0 elsewhere."""
+    """Seconds for which it lasts; 0 where it is an instant."""
     quiet_s: float
     """Seconds until it begins, once all workers train."""
 
@@ -44,10 +55,10 @@ def faults(seed: int, kinds: Sequence[FaultKind], num_pservers: int) -> Iterator
     Args:
         seed: Seed of the choice.
         kinds: What may happen; each kind is as likely as the others.
-        num_pservers: Number of pservers.
+        num_pservers: Number of pservers, and of workers.
     """
     rng = random.Random(seed)
     while True:
         kind = rng.choice(kinds)
-        low_s, high_s = {FaultKind.delay: _DELAYS_S, FaultKind.suspend: _SUSPENSIONS_S}.get(kind, (0.0, 0.0))
+        low_s, high_s = _LASTS_S.get(kind, (0.0, 0.0))
         yield Fault(kind, rng.randrange(num_pservers), rng.uniform(low_s, high_s), rng.uniform(*_QUIET_S))

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,22 +20,22 @@ from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import child_environment
 
 from .connection_cut import cut_connections
+from .etcd_server import etcd_server
 from .faults import Fault, FaultKind
+from .growth import ProcessUse
+from .log_disk import LOG_DISK_BYTES, filled, log_disk
 
 NUM_PSERVERS = NUM_WORKERS = 2
+LOG_DIRECTORY = "logs"
 STEPS_BYTES = 8
 START_S, END_S = 120.0, 120.0
+MAX_INFLIGHT_PUSHES = 4
+"""Of a job whose workers are killed: a worker that dies loses no more pushes than these."""
 _LEAST_COMMITS = 4  # of a power cut
+_LEASE_S = 3.0
 _POLL_S = 0.01
 _BACKOFF = re.compile(r"is started again in (\d+\.\d) s")
 _LOST = re.compile(r"shard (\d) at .*: (\d+) of \d+ pushes of this worker are lost")
-
-
-class ProcessUse(NamedTuple):
-    """What a process of the job takes."""
-
-    rss_bytes: int
-    num_files: int
 
 
 class Recovery(NamedTuple):
@@ -56,6 +56,8 @@ class Counted(NamedTuple):
     most: int
     num_lost: int
     """Pushes that it reported as lost, of the shard that lost most."""
+    num_deaths: int = 0
+    """How often it was killed; 0 in a job that goes back to a snapshot then."""
 
 
 class ChaosJob:
@@ -65,12 +67,21 @@ class ChaosJob:
         directory: Its directory.
         launcher: The process of fleetrun.
         recovery_s: Seconds after a fault in which all workers should make steps again.
+        coordinator: The server of the coordinator; None if the logs are the coordinator.
     """
 
-    def __init__(self, directory: Path, launcher: subprocess.Popen[bytes], recovery_s: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        launcher: subprocess.Popen[bytes],
+        recovery_s: float,
+        coordinator: subprocess.Popen[bytes] | None,
+    ) -> None:
         self._directory = directory
         self._launcher = launcher
         self._recovery_s = recovery_s
+        self._coordinator = coordinator
+        self._num_deaths = [0] * NUM_WORKERS
 
     def start(self) -> None:
         """Waits until all workers train.
@@ -81,7 +92,7 @@ class ChaosJob:
         self._wait_for(lambda: all(self.steps(worker) > 0 for worker in range(NUM_WORKERS)), START_S, "a first step")
 
     def steps(self, worker: int) -> int:
-        """Returns the number of steps of a worker."""
+        """Returns the number of steps that a worker made, with those that it made again."""
         path = self._directory / f"steps{worker}"
         return int.from_bytes(path.read_bytes(), "little") if path.exists() else 0
 
@@ -92,27 +103,11 @@ class ChaosJob:
             FleetSparseError: They do not train in time, or the job ended.
         """
         self._sleep(fault.quiet_s)
-        shards = range(NUM_PSERVERS) if fault.kind is FaultKind.kill_all else [fault.shard]
         if fault.kind is FaultKind.power:
             self._wait_for_commits(fault.shard)
-        before = [len(self._backoffs_s(shard)) for shard in range(NUM_PSERVERS)]
+        before = {name: len(self._backoffs_s(name)) for name in self._supervised}
         begun_at = time.monotonic()
-        if fault.kind in (FaultKind.delay, FaultKind.suspend):
-            pid = self._pserver(fault.shard)
-            os.kill(pid, signal.SIGSTOP)
-            self._sleep(fault.lasts_s)
-            with suppress(ProcessLookupError):  # its supervisor has replaced it
-                os.kill(pid, signal.SIGCONT)
-        elif fault.kind in (FaultKind.kill, FaultKind.kill_all):
-            for shard in shards:
-                os.kill(self._pserver(shard), signal.SIGKILL)
-        elif fault.kind is FaultKind.connections:
-            cut_connections(self._pserver(fault.shard))
-        else:
-            from .power_cut import cut, tear
-
-            with self._dead(fault.shard) as segment:
-                cut(segment) if fault.kind is FaultKind.power else tear(segment)
+        self._carry_out(fault)
         targets = [self.steps(worker) + 5 for worker in range(NUM_WORKERS)]
         self._wait_for(
             lambda: all(self.steps(worker) >= target for worker, target in enumerate(targets)),
@@ -120,7 +115,7 @@ class ChaosJob:
             f"a step after: {fault.kind}",
         )
         took_s = time.monotonic() - begun_at - fault.lasts_s
-        return Recovery(took_s, max(sum(self._backoffs_s(shard)[count:]) for shard, count in enumerate(before)))
+        return Recovery(took_s, max(sum(self._backoffs_s(name)[count:]) for name, count in before.items()))
 
     def finish(self) -> list[Counted]:
         """Ends the training; returns what each worker counted.
@@ -149,13 +144,50 @@ class ChaosJob:
         pids |= {f"supervisor {shard}": _parent_of(self._pserver(shard)) for shard in range(NUM_PSERVERS)}
         return {name: _use_of(pid) for name, pid in pids.items()}
 
+    def _carry_out(self, fault: Fault) -> None:
+        match fault.kind:
+            case FaultKind.delay | FaultKind.suspend:
+                self._suspend(self._pserver(fault.shard), fault.lasts_s)
+            case FaultKind.coordinator:
+                assert self._coordinator is not None, "a job with such faults has one"
+                self._suspend(self._coordinator.pid, fault.lasts_s)
+            case FaultKind.kill:
+                os.kill(self._pserver(fault.shard), signal.SIGKILL)
+            case FaultKind.kill_all:
+                for shard in range(NUM_PSERVERS):
+                    os.kill(self._pserver(shard), signal.SIGKILL)
+            case FaultKind.worker:
+                self._num_deaths[fault.shard] += 1
+                os.kill(self._worker(fault.shard), signal.SIGKILL)
+            case FaultKind.connections:
+                cut_connections(self._pserver(fault.shard))
+            case FaultKind.disk:
+                with filled(self._directory / LOG_DIRECTORY) as fill:
+                    os.kill(self._pserver(fault.shard), signal.SIGKILL)
+                    until = time.monotonic() + fault.lasts_s
+                    while time.monotonic() < until:
+                        fill()
+                        self._sleep(_POLL_S)
+            case FaultKind.power | FaultKind.torn:
+                from .power_cut import cut, tear
+
+                with self._dead(fault.shard) as segment:
+                    cut(segment) if fault.kind is FaultKind.power else tear(segment)
+
+    def _suspend(self, pid: int, lasts_s: float) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        self._sleep(lasts_s)
+        with suppress(ProcessLookupError):  # its supervisor has replaced it
+            os.kill(pid, signal.SIGCONT)
+
     def _counted(self, worker: int) -> Counted:
         log = self._log(f"workerlog.{worker}")
         lost = [0] * NUM_PSERVERS
         for shard, count in _LOST.findall(log):
             lost[int(shard)] += int(count)
         num_steps, least, most = map(int, re.findall(r"^counted (\d+) (-?\d+) (-?\d+)", log, re.MULTILINE)[0])
-        return Counted(num_steps, least, most, max(lost))
+        resumes = "resumes at" in log
+        return Counted(num_steps, least, most, max(lost), 0 if resumes else self._num_deaths[worker])
 
     def _wait_for_commits(self, shard: int) -> None:
         """Waits until the log of a shard has changes that a power cut may lose."""
@@ -183,9 +215,14 @@ class ChaosJob:
         finally:
             os.kill(supervisor, signal.SIGCONT)
 
-    def _backoffs_s(self, shard: int) -> list[float]:
-        """Pauses before each restart of a pserver."""
-        return [float(pause) for pause in _BACKOFF.findall(self._log(f"serverlog.{shard}"))]
+    @property
+    def _supervised(self) -> list[str]:
+        """Logs of the processes that supervisors start again."""
+        return [f"serverlog.{shard}" for shard in range(NUM_PSERVERS)] + [f"workerlog.{w}" for w in range(NUM_WORKERS)]
+
+    def _backoffs_s(self, name: str) -> list[float]:
+        """Pauses before each restart of a process."""
+        return [float(pause) for pause in _BACKOFF.findall(self._log(name))]
 
     def _pserver(self, shard: int) -> int:
         return int(re.findall(r"starts: pid (\d+)", self._log(f"serverlog.{shard}"))[-1])
@@ -217,31 +254,51 @@ class ChaosJob:
 
 
 @contextmanager
-def chaos_job(directory: Path, mode: str, durability: str, *, recovery_s: float) -> Iterator[ChaosJob]:
+def chaos_job(
+    directory: Path, mode: str, durability: str, kinds: Collection[FaultKind], *, recovery_s: float
+) -> Iterator[ChaosJob]:
     """Runs a job in an empty directory; ends all of its processes with the block.
 
     Args:
         directory: Directory of the job.
         mode: Mode of training: async, lag, geo or sync.
         durability: `FLEET_SPARSE_DURABILITY` of its pservers.
+        kinds: Kinds of the faults that it will get.
         recovery_s: As of `ChaosJob`.
+
+    Raises:
+        FleetSparseError: The machine lacks what one of the kinds needs.
     """
     program = Path(__file__).with_name("counting.py")
     command: Sequence[str] = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
     command = [*command, "--server_num", str(NUM_PSERVERS), "--worker_num", str(NUM_WORKERS)]
     command = [*command, str(program), "--mode", mode]
-    quiet = subprocess.DEVNULL
     environment = child_environment(
         FLEET_SPARSE_DURABILITY=durability,
+        FLEET_SPARSE_LOG=str(directory / LOG_DIRECTORY),
         FLEET_SPARSE_LOG_SYNC_S="1000",  # so that a power cut loses all but what a pserver waits for
         OMP_NUM_THREADS="1",
     )
     environment.pop("FLEET_SPARSE_RESTARTS", None)
-    with subprocess.Popen(
-        command, cwd=directory, env=environment, stdout=quiet, stderr=quiet, start_new_session=True
-    ) as launcher:
+    quiet = subprocess.DEVNULL
+    with ExitStack() as stack:
+        coordinator = None
+        if FaultKind.worker in kinds:
+            command = [*command, "--restart-workers"]
+            environment["FLEET_SPARSE_MAX_INFLIGHT_PUSHES"] = str(MAX_INFLIGHT_PUSHES)
+        if FaultKind.disk in kinds:
+            stack.enter_context(log_disk(directory / LOG_DIRECTORY, LOG_DISK_BYTES))
+        if FaultKind.coordinator in kinds:
+            address, coordinator = stack.enter_context(etcd_server(directory / "etcd"))
+            environment["FLEET_SPARSE_COORDINATOR"] = f"etcd://{address}/chaos"
+            environment["FLEET_SPARSE_LEASE_S"] = str(_LEASE_S)
+        launcher = stack.enter_context(
+            subprocess.Popen(
+                command, cwd=directory, env=environment, stdout=quiet, stderr=quiet, start_new_session=True
+            )
+        )
         try:
-            yield ChaosJob(directory, launcher, recovery_s)
+            yield ChaosJob(directory, launcher, recovery_s, coordinator)
         finally:
             # A signal ends fleetrun but not its children, which are in its process group.
             with suppress(ProcessLookupError):  # all of them ended by themselves
@@ -264,4 +321,4 @@ def _stat_of(pid: int) -> list[str]:
 def _use_of(pid: int) -> ProcessUse:
     status = Path(f"/proc/{pid}/status").read_text()
     kib = int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0])
-    return ProcessUse(kib << 10, len(list(Path(f"/proc/{pid}/fd").iterdir())))
+    return ProcessUse(pid, kib << 10, len(list(Path(f"/proc/{pid}/fd").iterdir())), time.monotonic())

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from .faults import WITH_LOG, Fault, FaultKind, faults
-from .job import NUM_PSERVERS, ChaosJob, Counted, ProcessUse, Recovery, chaos_job
+from .faults import NEEDS_LOG, ON_REQUEST, Fault, FaultKind, faults
+from .growth import Growth, ProcessUse, growth
+from .job import MAX_INFLIGHT_PUSHES, NUM_PSERVERS, ChaosJob, Counted, Recovery, chaos_job
 
 MODES = ("async", "lag", "geo", "sync")
 LOG, SNAPSHOT = "log", "snapshot"
 DURABILITIES = (LOG, SNAPSHOT)
-_WITHOUT_LOG = tuple(kind for kind in FaultKind if kind not in WITH_LOG)
+USUAL_KINDS = tuple(kind for kind in FaultKind if kind not in ON_REQUEST)
 _RECOVERY_S = 60.0
 _K_STEPS = {"geo": 2}
+_LEAST_FAULTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +30,16 @@ class ChaosPlan:
         modes: Modes of its jobs, by turns.
         durability: `FLEET_SPARSE_DURABILITY` of the pservers.
         seed: Seed of the faults; job n has the seed `seed + n`.
-        faults_per_job: Number of faults of a job.
+        faults_per_job: Largest number of faults of a job.
         kinds: Kinds of faults.
-        duration_s: Seconds after which no further job begins.
+        duration_s: Seconds after which no further job begins, and no job gets more than eight faults.
     """
 
     modes: Sequence[str] = MODES
     durability: str = LOG
     seed: int = 0
     faults_per_job: int = 8
-    kinds: Sequence[FaultKind] = tuple(FaultKind)
+    kinds: Sequence[FaultKind] = USUAL_KINDS
     duration_s: float = 300.0
 
 
@@ -52,7 +54,8 @@ class ChaosReport:
         num_steps: By mode, number of steps of all workers.
         num_reported: By mode, number of pushes that workers reported as lost.
         discrepancies: What was lost or doubled without a report; empty if nothing was.
-        use: Of the newest job, what its processes took at its beginning and at its end, by name.
+        growth: How the processes of the job with most faults grew, by name.
+        num_samples: Number of samples behind it.
     """
 
     num_faults: dict[str, Counter[FaultKind]] = field(default_factory=dict)
@@ -61,7 +64,8 @@ class ChaosReport:
     num_steps: Counter[str] = field(default_factory=Counter)
     num_reported: Counter[str] = field(default_factory=Counter)
     discrepancies: list[str] = field(default_factory=list)
-    use: dict[str, tuple[ProcessUse, ProcessUse]] = field(default_factory=dict)
+    growth: dict[str, Growth] = field(default_factory=dict)
+    num_samples: int = 0
 
 
 OnFault = Callable[[str, Fault], None]
@@ -85,42 +89,52 @@ def run(plan: ChaosPlan, directory: Path, on_fault: OnFault) -> ChaosReport:
             return report
         place = directory / f"{number}-{mode}"
         place.mkdir()
-        with chaos_job(place, mode, plan.durability, recovery_s=_RECOVERY_S) as job:
-            _disturb(job, mode, plan, plan.seed + number, report, on_fault)
+        with chaos_job(place, mode, plan.durability, plan.kinds, recovery_s=_RECOVERY_S) as job:
+            _disturb(job, mode, plan, plan.seed + number, report, on_fault, ends_at)
     raise AssertionError("turns have no end")
 
 
 def discrepancy(mode: str, worker: int, counted: Counted, *, seed: int) -> str | None:
     """Returns what is wrong with what a worker counted; None if each update that it did not report is there once.
 
-    A push of geo training has the updates of several steps.
+    A push of geo training has the updates of several steps. A worker that is killed loses at most the step that it
+    makes and the pushes that wait for their ack, and cannot know whether it has made that step.
     """
-    reported = counted.num_lost * _K_STEPS.get(mode, 1)
-    if counted.most > counted.num_steps:
+    steps_per_push = _K_STEPS.get(mode, 1)
+    unknown = counted.num_deaths * steps_per_push
+    missing = counted.num_lost * steps_per_push + unknown * (1 + MAX_INFLIGHT_PUSHES)
+    if counted.most > counted.num_steps + unknown:
         what = f"a row has {counted.most - counted.num_steps} updates twice"
-    elif counted.num_steps - counted.least > reported:
-        what = f"a row lacks {counted.num_steps - counted.least} updates, {reported} were reported as lost"
+    elif counted.num_steps - counted.least > missing:
+        what = f"a row lacks {counted.num_steps - counted.least} updates, {missing} may be lost"
     else:
         return None
     return f"{mode}: {what}, of {counted.num_steps} steps of worker {worker} (--seed {seed} --mode {mode})"
 
 
-def _disturb(job: ChaosJob, mode: str, plan: ChaosPlan, seed: int, report: ChaosReport, on_fault: OnFault) -> None:
+def _disturb(
+    job: ChaosJob, mode: str, plan: ChaosPlan, seed: int, report: ChaosReport, on_fault: OnFault, ends_at: float
+) -> None:
     job.start()
-    before = job.use()
-    kinds = plan.kinds if plan.durability == LOG else [kind for kind in plan.kinds if kind in _WITHOUT_LOG]
-    for fault in islice(faults(seed, kinds, NUM_PSERVERS), plan.faults_per_job):
+    samples: dict[str, list[ProcessUse]] = {name: [use] for name, use in job.use().items()}
+    kinds = [kind for kind in plan.kinds if plan.durability == LOG or kind not in NEEDS_LOG]
+    for number, fault in enumerate(islice(faults(seed, kinds, NUM_PSERVERS), plan.faults_per_job)):
+        if number >= _LEAST_FAULTS and time.monotonic() > ends_at:
+            break
         on_fault(mode, fault)
         report.recoveries.setdefault(mode, []).append(job.inflict(fault))
         report.num_faults.setdefault(mode, Counter())[fault.kind] += 1
-    after = job.use()
-    report.use = {name: (before[name], after[name]) for name in before}
+        for name, use in job.use().items():
+            samples[name].append(use)
     for worker, counted in enumerate(job.finish()):
         report.num_steps[mode] += counted.num_steps
         report.num_reported[mode] += counted.num_lost
         if (wrong := discrepancy(mode, worker, counted, seed=seed)) is not None:
             report.discrepancies.append(wrong)
     report.pauses_s.setdefault(mode, []).extend(job.pauses_s())
+    if len(samples["worker 0"]) >= report.num_samples:
+        report.num_samples = len(samples["worker 0"])
+        report.growth = {name: growth(uses) for name, uses in samples.items()}
 
 
 def _by_turns(modes: Sequence[str]) -> Iterator[str]:

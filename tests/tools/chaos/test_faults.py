@@ -18,9 +18,10 @@ def test_equal_seeds_give_equal_faults() -> None:
     assert {fault.shard for fault in first} == {0, 1}
 
 
-def test_only_suspended_pservers_are_suspended() -> None:
+def test_instants_last_no_time() -> None:
+    instants = {FaultKind.kill, FaultKind.kill_all, FaultKind.connections, FaultKind.power, FaultKind.torn}
     for fault in islice(faults(0, tuple(FaultKind), 3), 200):
-        assert (fault.lasts_s > 0) == (fault.kind in (FaultKind.delay, FaultKind.suspend))
+        assert (fault.lasts_s == 0) == (fault.kind in {*instants, FaultKind.worker})
         assert fault.quiet_s > 0
 
 
@@ -34,6 +35,10 @@ def test_only_suspended_pservers_are_suspended() -> None:
         ("geo", Counted(100, 93, 100, 3), "lacks 7"),
         ("sync", Counted(100, 100, 102, 0), "2 updates twice"),
         ("async", Counted(100, 90, 101, 20), "1 updates twice"),
+        ("async", Counted(100, 90, 102, 0, num_deaths=2), None),
+        ("async", Counted(100, 89, 100, 0, num_deaths=2), "lacks 11"),
+        ("async", Counted(100, 100, 103, 0, num_deaths=2), "3 updates twice"),
+        ("geo", Counted(100, 90, 102, 0, num_deaths=1), None),
     ],
 )
 def test_updates_that_are_lost_or_doubled_are_found(mode: str, counted: Counted, word: str | None) -> None:

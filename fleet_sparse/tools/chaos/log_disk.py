@@ -1,0 +1,64 @@
+"""A small disk in memory for the logs of a chaos job, which is filled and emptied."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleet_sparse.errors import FleetSparseError
+
+LOG_DISK_BYTES = 1152 << 20
+"""Room for two segments of each of two pservers, and a half."""
+
+
+@contextmanager
+def log_disk(directory: Path, num_bytes: int) -> Iterator[None]:
+    """Mounts a tmpfs at a new directory until the end of the block.
+
+    Raises:
+        FleetSparseError: The system does not permit it.
+    """
+    directory.mkdir()
+    options = f"size={num_bytes},mode=700"
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "fleet_sparse-chaos", str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        raise FleetSparseError(
+            f"chaos: {directory}: no tmpfs can be mounted: {mounted.stderr.strip()}. Run as root, or leave this kind "
+            "of fault out (--kind)"
+        )
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@contextmanager
+def filled(disk: Path) -> Iterator[Callable[[], None]]:
+    """Fills a disk until the end of the block; yields what takes the room that became free meanwhile."""
+    path = disk / "filler"
+    with path.open("wb") as file:
+
+        def fill() -> None:
+            state = os.statvfs(disk)
+            num_bytes = state.f_bavail * state.f_frsize
+            try:
+                if num_bytes:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, num_bytes)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:  # a pserver was faster
+                    raise
+
+        try:
+            fill()
+            yield fill
+        finally:
+            path.unlink()
