@@ -71,8 +71,8 @@ def chaos(
             raise SettingError(f"chaos: --kind is {kinds[0].value!r}, which needs --durability {LOG}")
     if FaultKind.worker in kinds and FaultKind.power in kinds:
         raise SettingError(
-            f"chaos: --kind: {FaultKind.worker.value!r} and {FaultKind.power.value!r} are in one run. Make two: a power "
-            "cut loses what only the killed worker had"
+            f"chaos: --kind: {FaultKind.worker.value!r} and {FaultKind.power.value!r} are in one run. Make two: a "
+            "power cut loses what only the killed worker had"
         )
     plan = ChaosPlan(
         modes=modes, durability=durability.value, seed=seed, faults_per_job=faults, kinds=kinds, duration_s=60 * minutes
