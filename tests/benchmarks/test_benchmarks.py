@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -51,20 +51,23 @@ TINY = {  # in the order in which they start: the longest first
     "dense": "--workers 2 --kilobytes 1 --rounds 2",
     "convergence": "--modes sync --seeds 1 --data synthetic 1000",
 }
+SLOW = ("compare", "het_auc", "scale")
+"""Those that run when a test asks for them, with the slow tests."""
 AT_ONCE = 3  # on two cores: most of them wait for processes
 
 
 class Tiny(NamedTuple):
-    """Runs that were started, and their results directory."""
+    """Runs that were started, what starts one, and their results directory."""
 
     runs: dict[str, Future[subprocess.CompletedProcess[str]]]
+    run: Callable[[str], subprocess.CompletedProcess[str]]
     results: Path
 
     def record(self, name: str) -> dict:
         """Returns the record of a run; waits until it ends."""
         if name == "keys":
             pytest.importorskip("cryptography")
-        ended = self.runs[name].result()
+        ended = self.run(name) if name in SLOW else self.runs[name].result()
         assert ended.returncode == 0, ended.stderr[-2000:]
         (line,) = (self.results / f"{name}.jsonl").read_text().splitlines()
         return json.loads(line)
@@ -80,7 +83,7 @@ def tiny(tmp_path_factory) -> Iterator[Tiny]:
         return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield Tiny({name: pool.submit(run, name) for name in TINY}, results)
+        yield Tiny({name: pool.submit(run, name) for name in TINY if name not in SLOW}, run, results)
         pool.shutdown(cancel_futures=True)
 
 
@@ -97,7 +100,10 @@ def test_every_benchmark_runs_here() -> None:
     assert with_main - {"__main__", "cached_step", "compare_job", "served_model"} == set(WAYS) == set(TINY)
 
 
-@pytest.mark.parametrize("name", [*list(TINY)[2:], *list(TINY)[:2]])  # the longest last
+@pytest.mark.parametrize(
+    "name",  # the longest last
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in [*list(TINY)[2:], *list(TINY)[:2]]],
+)
 def test_a_run_records_machine_commit_and_rounds(tiny: Tiny, name: str) -> None:
     record = tiny.record(name)
     assert record.keys() >= {"benchmark", "date", "commit", "is_dirty", "machine", "options", "rounds", "seconds"}

@@ -59,7 +59,7 @@ def are_equal_bit_by_bit(first: Trained, second: Trained) -> bool:
 @pytest.mark.parametrize(
     "optimizer",
     [
-        "Adam",
+        pytest.param("Adam", marks=pytest.mark.slow),
         "clipped SGD",
         pytest.param("SGD", marks=pytest.mark.slow),
         pytest.param("Adagrad", marks=pytest.mark.slow),
@@ -79,6 +79,7 @@ def test_all_reduced_training_equals_that_on_pservers(tmp_path: Path, endpoints:
     assert reduced[0].losses[:8].mean() > reduced[0].losses[40:48].mean() + 0.01, "it learned something"
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("D11")
 def test_snapshots_pass_between_both_ways_of_training(tmp_path: Path, endpoints: str) -> None:
     whole = run(tmp_path, "pservers", "Adam", endpoints, "30,30")

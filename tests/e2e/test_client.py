@@ -85,7 +85,7 @@ def test_online_client_learns_day_by_day(data: Path, num_workers: int) -> None:
         assert len(lines) == 2 * NUM_LINES // num_workers
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_quick_start_learns_from_files(data: Path, num_workers: int) -> None:
     for log in outputs("client_quick_start.py", data, num_workers):
         costs = [float(cost) for cost in re.findall(r"^epoch \d cost (\S+)", log, re.MULTILINE)]
@@ -93,7 +93,7 @@ def test_quick_start_learns_from_files(data: Path, num_workers: int) -> None:
         assert costs[2] < costs[0] < 0.75, costs
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_wide_and_deep_client_learns_and_infers(tmp_path: Path, num_workers: int) -> None:
     for log in outputs("client_wide_and_deep.py", tmp_path, num_workers):
         aucs = [float(auc) for auc in re.findall(r"^epoch \w+ cost \S+ auc (\S+)", log, re.MULTILINE)]

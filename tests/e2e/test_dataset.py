@@ -39,7 +39,7 @@ def losses(directory: Path, files: str, kind: str) -> list[list[str]]:
     return found(r"loss (\S+)", outputs_of("dataset.py", directory, DATASET=kind, FILES=files))
 
 
-@pytest.mark.parametrize("kind", ["InMemoryDataset", "QueueDataset"])
+@pytest.mark.parametrize("kind", ["InMemoryDataset", pytest.param("QueueDataset", marks=pytest.mark.slow)])
 def test_losses_of_a_job_are_those_of_a_loop(tmp_path: Path, files: str, kind: str) -> None:
     plain, of_dataset = (losses(tmp_path / each, files, each) for each in ("loop", kind))
     assert of_dataset == plain
@@ -63,6 +63,7 @@ def test_global_shuffle_moves_every_line_to_one_worker(tmp_path: Path, files: st
     assert sorted(line for of_worker in lines for line in of_worker) == sorted(written * 2)
 
 
+@pytest.mark.slow
 def test_global_shuffle_depends_on_the_seed(tmp_path: Path, files: str) -> None:
     orders = [
         found("line (.*)", shuffled(tmp_path / name, files, FLEET_SPARSE_SEED=seed))

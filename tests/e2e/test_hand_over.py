@@ -35,6 +35,7 @@ def test_one_worker_and_two_take_over_from_each_other(tmp_path: Path) -> None:
     np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("D4")
 def test_snapshots_of_one_worker_and_of_two_are_equal_bit_by_bit(tmp_path: Path) -> None:
     losses(tmp_path, "0,4", num_workers=1, num_servers=2, save="one")

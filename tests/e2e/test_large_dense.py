@@ -14,8 +14,17 @@ SMALL = {"FLEET_SPARSE_MAX_FRAME_BYTES": str(1 << 20)}
 
 @pytest.mark.parametrize(
     ("num_workers", "variables"),
-    [(2, {}), (1, {}), (2, {"FLEET_SPARSE_DENSE_GRADS_DTYPE": "bfloat16"}), (1, {"K_STEPS": "2"})],
-    ids=["sync", "one worker", "16 bits", "geo"],
+    [
+        pytest.param(2, {}, id="sync"),
+        *(
+            pytest.param(num_workers, variables, id=name, marks=pytest.mark.slow)
+            for num_workers, variables, name in (
+                (1, {}, "one worker"),
+                (2, {"FLEET_SPARSE_DENSE_GRADS_DTYPE": "bfloat16"}, "16 bits"),
+                (1, {"K_STEPS": "2"}, "geo"),
+            )
+        ),
+    ],
 )
 def test_arrays_larger_than_a_frame_have_the_bits_of_others(
     tmp_path: Path, num_workers: int, variables: dict[str, str]

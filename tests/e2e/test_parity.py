@@ -95,6 +95,7 @@ def test_parity_command_finds_equal_losses_of_every_optimizer():
     assert output.count("yes") == 2 * len(OptimizerChoice)
 
 
+@pytest.mark.slow
 def test_parity_command_finds_equal_predictions_of_every_way():
     output = parity(3, 1, "--serving", "--readers", "2", "--steps", "5")
     assert "5 steps before each save, 3 pservers" in output
@@ -105,10 +106,10 @@ def test_parity_command_finds_equal_predictions_of_every_way():
 
 
 JOBS = [
-    (0, 1, "avg", ["sgd", "adagrad"]),
-    (1, 1, "avg", ["adam", "adamw"]),
+    pytest.param(0, 1, "avg", ["sgd", "adagrad"], marks=pytest.mark.slow),
+    pytest.param(1, 1, "avg", ["adam", "adamw"], marks=pytest.mark.slow),
     (2, 2, "sum", ["adamax", "momentum"]),
-    (3, 2, "avg", ["rmsprop", "lamb"]),
+    pytest.param(3, 2, "avg", ["rmsprop", "lamb"], marks=pytest.mark.slow),
 ]
 
 
@@ -143,6 +144,7 @@ def test_losses_of_the_grid_equal_plain_paddles(trained, num_servers, num_worker
     assert_equal_losses(plain_paddles(num_workers, *EVERY, "--scale", scale), workers, [optimizer])
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("C3")
 def test_parity_command_with_a_clip_finds_equal_losses():
     output = parity(2, 2, "--clip", "global-norm", "--optimizer", "adam")
@@ -176,7 +178,9 @@ def test_losses_of_one_worker_in_other_modes_equal_plain_paddles(trained, mode, 
     assert_equal_losses(plain_paddles(1, *EVERY), workers, optimizers)
 
 
-@pytest.mark.parametrize(("num_servers", "num_workers", "scale"), [(2, 3, "avg"), (3, 4, "sum")])
+@pytest.mark.parametrize(
+    ("num_servers", "num_workers", "scale"), [(2, 3, "avg"), pytest.param(3, 4, "sum", marks=pytest.mark.slow)]
+)
 def test_dyadic_model_in_sync_has_the_bits_of_plain_paddle(dyadic_job, num_servers, num_workers, scale):
     plain, *workers = dyadic_job(num_servers, num_workers, "sync", scale)
     for index, worker in enumerate(workers):

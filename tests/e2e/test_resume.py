@@ -54,6 +54,7 @@ def test_killed_job_resumes_bit_by_bit(whole: list[list[str]], killed: Path) -> 
     assert positions(killed) == [SAVE_AT, SAVE_AT]
 
 
+@pytest.mark.slow
 def test_job_with_unequal_batches_resumes_bit_by_bit(tmp_path: Path) -> None:
     whole = [losses(output) for output in outputs_of(SCRIPT, tmp_path, EPOCHS="7,4")]
     killed_behind(tmp_path, "7,4", save_at=6)
@@ -63,6 +64,7 @@ def test_job_with_unequal_batches_resumes_bit_by_bit(tmp_path: Path) -> None:
     assert positions(tmp_path) == [6, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("V4")
 def test_job_killed_at_any_time_resumes_from_its_last_snapshot(whole: list[list[str]], tmp_path: Path) -> None:
     with job(SCRIPT, tmp_path, EPOCHS=EPOCHS, SAVE_EVERY="3") as (_, workers):

@@ -40,6 +40,7 @@ def test_bfloat16_rows_train_like_float32_in_half_the_bytes(tmp_path: Path) -> N
     assert 0.5 < rounded.num_bytes / exact.num_bytes < 0.57
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("R7")
 def test_bfloat16_dense_gradients_train_all_workers_alike(tmp_path: Path) -> None:
     variables = {"DENSE": "pservers", "OPTIMIZER": "Adagrad", "STEPS": "40,40"}

@@ -69,7 +69,11 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return ServedJob(directory, num_servers)
 
 
-@pytest.mark.parametrize("job", [(1, 1), (2, 2), (3, 1)], indirect=True)
+@pytest.mark.parametrize(
+    "job",
+    [pytest.param((1, 1), marks=pytest.mark.slow), (2, 2), pytest.param((3, 1), marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_a_job_and_its_plain_model_predict_alike(job: ServedJob) -> None:
     directory = job.directory
     store = SnapshotStore(directory_at(directory / "serve" / "rows"))
