@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,12 @@ WINDOW_STEPS = 50
 """Number of newest steps over which running loss and AUC are computed; each is predicted before it is trained."""
 
 
+def cache_figures(row_cache: Mapping[str, Mapping[str, Any]]) -> str:
+    """Hit rate of the row caches of all tables and bytes saved, of `fleet_sparse.stats()["row_cache"]`."""
+    reads, hits, num_bytes = (sum(each[key] for each in row_cache.values()) for key in ("reads", "hits", "bytes_saved"))
+    return f"{hits / max(reads, 1):.1%} hits, {num_bytes / 1e6:,.1f} MB saved"
+
+
 class _Step(NamedTuple):
     loss: float
     label: NDArray[np.float32]
@@ -32,16 +38,16 @@ class TrainingProgress:
     """Counts steps and shows loss, AUC and speed; use it in a `with` statement."""
 
     def __init__(
-        self, console: Console, *, num_steps: int | None, pserver_rows: Callable[[], Sequence[int]] | None
+        self, console: Console, *, num_steps: int | None, stats: Callable[[], Mapping[str, Any]] | None
     ) -> None:
         """
         Args:
             console: Output.
             num_steps: Total number of steps; None if unknown.
-            pserver_rows: Returns the number of rows of each pserver; None without pservers.
+            stats: Returns what `fleet_sparse.stats()` does; None without pservers.
         """
         self._console = console
-        self._pserver_rows = pserver_rows
+        self._stats = stats
         self._every_s = BAR_EVERY_S if console.is_terminal else LINE_EVERY_S
         self._bar = RichProgress(
             TextColumn("step"),
@@ -83,8 +89,11 @@ class TrainingProgress:
     def _show(self, now_s: float) -> None:
         self._shown_s = now_s
         figures = f"{self._num_examples / (now_s - self._started_s):,.0f} examples/s  {self._quality()}"
-        if self._pserver_rows is not None:
-            figures += "  rows " + " + ".join(f"{rows:,}" for rows in self._pserver_rows())
+        if self._stats is not None:
+            stats = self._stats()
+            figures += "  rows " + " + ".join(f"{pserver['rows']:,}" for pserver in stats["pservers"])
+            if stats["row_cache"]:
+                figures += "  cache " + cache_figures(stats["row_cache"])
         self._bar.update(self._task, description=figures)
         if not self._console.is_terminal:
             self._console.print(f"step {self._num_steps}  {figures}", highlight=False, soft_wrap=True)

@@ -37,7 +37,7 @@ from . import drawn, synthetic
 from .auc import auc
 from .embedding import Embedding, LocalTables, distributed
 from .options import TrainOptions, parse
-from .progress import TrainingProgress
+from .progress import TrainingProgress, cache_figures
 from .source import DataSource
 from .zoo import MODELS
 
@@ -92,7 +92,7 @@ class Metrics:
     bytes_pushed: int = 0
     rows_pulled: int = 0
     rows_pushed: int = 0
-    row_cache: dict[str, dict[str, int]] | None = None
+    row_cache: dict[str, dict[str, Any]] | None = None
     """As in `fleet_sparse.stats()`, by table; None without pservers."""
     pserver_rows: list[int] | None = None
     """Rows of all tables on each pserver at the end; None without pservers."""
@@ -122,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if metrics.test_aucs is not None:
         aucs = ", ".join(f"{value:.6f}" for value in metrics.test_aucs)
         Console().print(f"test AUC {aucs}, test loss {metrics.test_loss:.6f}", highlight=False)
+        if metrics.row_cache:
+            Console().print(f"row cache of worker 0: {cache_figures(metrics.row_cache)}", highlight=False)
     if options.metrics is not None:
         metrics.write(options.metrics)
 
@@ -147,7 +149,7 @@ def _train_with_pservers(options: TrainOptions) -> Metrics:
     worker_index, num_workers = fleet.worker_index(), fleet.worker_num()
     metrics = Metrics("embedded" if is_embedded else "distributed", worker_index, num_workers)
     before = fleet_sparse.stats()
-    _train(options, source, network, executor, metrics, _same, _pserver_rows)
+    _train(options, source, network, executor, metrics, _same, fleet_sparse.stats)
     after = fleet_sparse.stats()
     for counter in ("bytes_pulled", "bytes_pushed", "rows_pulled", "rows_pushed"):
         setattr(metrics, counter, after[counter] - before[counter])
@@ -244,7 +246,7 @@ def _train(
     executor: paddle.static.Executor,
     metrics: Metrics,
     feed_ids: FeedIds,
-    pserver_rows: Callable[[], list[int]] | None,
+    stats: Callable[[], dict[str, Any]] | None,
 ) -> None:
     """Runs the epochs of this worker; fills in their metrics."""
     num_steps = None
@@ -252,7 +254,7 @@ def _train(
         num_steps = options.epochs * len(range(metrics.worker_index, source.num_batches, metrics.num_workers))
     console = Console(quiet=metrics.worker_index != 0)
     started_s = time.perf_counter()
-    with TrainingProgress(console, num_steps=num_steps, pserver_rows=pserver_rows) as progress:
+    with TrainingProgress(console, num_steps=num_steps, stats=stats) as progress:
         for epoch in range(options.epochs):
             losses = []
             for batch in source.train(epoch, metrics.worker_index, metrics.num_workers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -39,7 +40,9 @@ def stats() -> dict[str, Any]:
         `bytes_pulled`, `bytes_pushed`, `rows_pulled`, `rows_pushed`: of this worker since `init_worker`;
         `row_cache`: of this worker's row caches, one dict per table with `rows` and `bytes` of its copies, `held` (rows
         with updates that the pservers do not have), and, counting rows, `reads`, `hits`, `checks` (hits that asked the
-        pservers), `refreshed`, `entered`, `left`; and `bytes_saved` against no cache.
+        pservers), `refreshed`, `entered`, `left`; `bytes_saved` against no cache; and `lags`: by pserver, how many
+        copies lacked 0, 1, 2 to 3, 4 to 7 … updates of the others when they were refreshed, without the zeros at the
+        end (with `max_row_drift`, units of its 4096th part).
 
     Raises:
         FleetSparseError: Before `fleet.init_worker()`, or a push failed.
@@ -75,7 +78,13 @@ def stats() -> dict[str, Any]:
                 "entered": cache.counters.entered,
                 "left": cache.counters.left,
                 "bytes_saved": cache.bytes_saved,
+                "lags": [_without_zeros_at_end(of_pserver) for of_pserver in cache.lags],
             }
             for table, cache in connection.cache_stats().items()
         },
     }
+
+
+def _without_zeros_at_end(counts: Sequence[int]) -> list[int]:
+    num = max((place for place, count in enumerate(counts, 1) if count), default=0)
+    return list(counts[:num])

@@ -13,8 +13,9 @@ LABEL = np.array([[0], [1]], np.float32)
 LOGITS = np.array([[-1], [1]], np.float32)
 
 
-def shown(num_steps: int, console: Console) -> None:
-    with TrainingProgress(console, num_steps=num_steps, pserver_rows=lambda: [1200, 34]) as steps:
+def shown(num_steps: int, console: Console, row_cache: dict[str, dict[str, int]] | None = None) -> None:
+    stats = {"pservers": [{"rows": 1200}, {"rows": 34}], "row_cache": row_cache or {}}
+    with TrainingProgress(console, num_steps=num_steps, stats=lambda: stats) as steps:
         for _ in range(num_steps):
             steps.step(0.25, LABEL, LOGITS)
 
@@ -25,6 +26,13 @@ def test_a_log_gets_a_line_at_the_end() -> None:
     (line,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert line.startswith("step 3  ")
     assert line.endswith("examples/s  loss 0.2500  AUC 1.0000  rows 1,200 + 34")
+
+
+def test_a_line_has_the_hit_rate_and_the_bytes_of_row_caches() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    table = {"reads": 30, "hits": 20, "bytes_saved": 1_500_000}
+    shown(1, console, {"a": table, "b": {"reads": 10, "hits": 10, "bytes_saved": 0}})
+    assert console.file.getvalue().rstrip().endswith("cache 75.0% hits, 1.5 MB saved")  # type: ignore[attr-defined]
 
 
 def test_a_log_gets_lines_in_between_when_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +53,7 @@ def test_a_terminal_gets_a_bar() -> None:
 
 def test_one_class_alone_has_no_auc() -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
-    with TrainingProgress(console, num_steps=None, pserver_rows=None) as steps:
+    with TrainingProgress(console, num_steps=None, stats=None) as steps:
         steps.step(0.25, np.ones((2, 1), np.float32), LOGITS)
     assert "AUC" not in console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -95,6 +95,15 @@ class Answer(NamedTuple):
     """`(l, num_states, dim)`: states of the ids with `STATES_FOLLOW`, in their order."""
 
 
+class Behind(NamedTuple):
+    """How far copies are behind that an answer refreshes."""
+
+    places: NDArray[np.int64]
+    """`(n,)`: indices of the asked ids of a plan, ascending."""
+    lags: Counts
+    """`(n,)`: number of updates, or units of distance, of the others since the versions of the copies."""
+
+
 class Arrived(NamedTuple):
     """Rows that enter the cache when the gradients of their batch are applied, with their states and clocks."""
 
@@ -238,6 +247,14 @@ class CachedTable:
         plan = Plan(ids, slots, np.flatnonzero(slots < 0), _NOWHERE, none, _NOWHERE, entries, self._step, self._number)
         num_states, dim = self._rule.num_states, self._dim
         return plan, Arrived(np.empty((0, dim), np.float32), np.empty((0, num_states, dim), np.float32), none)
+
+    def lags_of(self, plan: Plan, answer: Answer) -> Behind:
+        """Returns how far the copies are behind whose versions are known and whose rows follow, before `take`."""
+        has_row = np.flatnonzero(answer.slack >= ROW_FOLLOWS)
+        slots = plan.slots[plan.asked[has_row]]
+        known = self._known[slots]
+        counts = (slots >= 0) & (known != NO_VERSION)
+        return Behind(has_row[counts], answer.versions[counts] - known[counts])
 
     def take(self, plan: Plan, answer: Answer, out: Floats) -> Arrived:
         """Refreshes copies and writes the rows of all ids but the plain ones.

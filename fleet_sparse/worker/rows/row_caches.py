@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleet_sparse.core.rules.momentum import momentum
 from fleet_sparse.core.rules.sgd import sgd
@@ -26,6 +27,7 @@ from .row_exchange import RowAsk, RowChange, answer_of
 
 _log = logging.getLogger(__name__)
 
+NUM_LAG_CLASSES = 33
 _MAX_READS = 64  # reads that may wait for their update: of threads that train, and of runs that failed
 _ID_BYTES, _FLOAT_BYTES, _VERSION_BYTES, _COUNT_BYTES, _SLACK_BYTES = 8, 4, 4, 4, 1
 _LINEAR_RULES = (sgd.name, momentum.name)  # with them the mean of changes is what the mean of gradients gives
@@ -43,6 +45,8 @@ class CacheStats(NamedTuple):
     counters: Counters
     bytes_saved: int
     """Bytes of ids, rows, gradients and states that were not sent and received, against no cache; negative if more."""
+    lags: tuple[tuple[int, ...], ...]
+    """Of each pserver, number of refreshed copies by the class of their lag, `NUM_LAG_CLASSES` of them."""
 
 
 class _Read(NamedTuple):
@@ -113,6 +117,7 @@ class RowCaches:
         self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids
         self._num_batches = 0
         self._saved: dict[str, int] = {}
+        self._lags: dict[str, NDArray[np.int64]] = {}
         self._coming: EarlyRows | None = None  # the next step, until the push of this one
         self._ahead: _Ahead | None = None
         self._noted = 0, 0  # failed pushes and rejoins of the client that the caches know of
@@ -263,7 +268,10 @@ class RowCaches:
         """Returns what the caches hold and did, by table."""
         with self._lock:
             return {
-                name: CacheStats(table.num_rows, table.num_bytes, table.num_held, table.counters, self._saved[name])
+                name: CacheStats(
+                    *(table.num_rows, table.num_bytes, table.num_held, table.counters, self._saved[name]),
+                    tuple(map(tuple, self._lags[name].tolist())),
+                )
                 for name, table in (self._tables or {}).items()
             }
 
@@ -323,6 +331,8 @@ class RowCaches:
             capacities = capacities_of(specs, self._job, self._max_bytes, self._max_rows)
             self._tables = {each.name: CachedTable(each, capacities[each.name], self._job) for each in specs}
             self._saved = dict.fromkeys(self._tables, 0)
+            shape = self._client.num_shards, NUM_LAG_CLASSES
+            self._lags = {name: np.zeros(shape, np.int64) for name in self._tables}
             _log.info("row cache: %s", ", ".join(f"{name!r} {rows} rows" for name, rows in capacities.items()))
         table = self._tables.get(spec.name)
         return table if table is not None and table.spec == spec else None
@@ -352,6 +362,9 @@ class RowCaches:
         answer = answer_of(ask, [each.block for each in own])
         if lookup.plain is not batch:
             batch.values[plan.plain] = lookup.plain.values
+        behind = table.lags_of(plan, answer)
+        shards = np.searchsorted(np.cumsum(batch.unique.num_per_shard), plan.asked[behind.places], "right")
+        np.add.at(self._lags[batch.spec.name], (shards, lag_classes(behind.lags)), 1)
         arrived = table.take(plan, answer, batch.values)
         self._reads[id(batch.unique)] = _Read(batch.unique, plan, arrived)
         if len(self._reads) > _MAX_READS:
@@ -398,6 +411,12 @@ class RowCaches:
             saved -= len(changes.ids) * (_ID_BYTES + row_bytes + _COUNT_BYTES) + changes.states.nbytes
             saved -= len(changes.ids) * _VERSION_BYTES if changes.states.shape[1] else 0
         self._saved[table.spec.name] += saved
+
+
+def lag_classes(lags: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Returns the class of each lag: 0 of 0, and k of those from `2^(k-1)` to below `2^k`."""
+    classes: NDArray[np.int64] = np.frexp(lags.astype(np.float64))[1].astype(np.int64)
+    return classes
 
 
 def is_cached(spec: TableSpec) -> bool:

@@ -23,7 +23,7 @@ from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.rows.cached_table import CachedTable, CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
-from fleet_sparse.worker.rows.row_caches import RowCaches, capacities_of, is_cached
+from fleet_sparse.worker.rows.row_caches import NUM_LAG_CLASSES, RowCaches, capacities_of, is_cached, lag_classes
 from support.in_process import EmbeddedCluster, InProcessCluster
 from support.threads import in_threads
 
@@ -245,6 +245,31 @@ def test_a_row_is_off_by_at_most_the_drift(kind: str) -> None:
         assert any(worker.caches is not None and worker.caches.num_held for worker in workers)
         in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
         np.testing.assert_allclose(workers[0].evaluate(spec), moved.sum(axis=0), atol=1e-3)
+
+
+def test_lags_of_refreshed_copies_are_counted_by_pserver() -> None:
+    bound = RowBound(lag=4)
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", bound, 2, 0, max_held=0)
+        first, second = job.workers
+        read = first.read(job.spec, EVERYTHING)
+        job.update(0, read)  # the rows enter
+        for ids in (EVERYTHING, EVERYTHING[:7]):
+            for _ in range(3):
+                job.update(1, second.batch(job.spec, ids))
+            assert (first.read(job.spec, ids).values[:, 1] >= 3).all()
+        assert first.caches is not None
+        lags = np.array(first.caches.stats()[job.spec.name].lags)
+    few, _ = first.deduplicator.unique([EVERYTHING[:7]], job.spec.salt)
+    three_behind = lag_classes(np.array([3], np.uint32))[0]
+    assert lags[:, three_behind].tolist() == (read.unique.num_per_shard + few.num_per_shard).tolist()
+    assert lags.sum() == lags[:, three_behind].sum() == 27
+
+
+def test_classes_of_lags_are_powers_of_two() -> None:
+    lags = np.array([0, 1, 2, 3, 4, 7, 8, 2**32 - 1], np.uint32)
+    assert lag_classes(lags).tolist() == [0, 1, 2, 2, 3, 3, 4, 32]
+    assert lag_classes(lags).max() < NUM_LAG_CLASSES
 
 
 @pytest.mark.guarantee("H4")
