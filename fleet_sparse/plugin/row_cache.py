@@ -132,18 +132,15 @@ def check_row_cache(
     """
     if row_cache is None:
         return None
-    if rows_dtype != "float32":
-        raise PlanError(
-            f"{_WHERE}: is given with FLEET_SPARSE_ROWS_DTYPE={rows_dtype}, and copies of rounded rows would differ "
-            "from the pservers' rows. Write FLEET_SPARSE_ROWS_DTYPE=float32, or leave one of both out"
-        )
     if row_cache.max_bytes > (available := machine_memory.available_bytes()):
         raise PlanError(
             f"RowCache.max_bytes: is {row_cache.max_bytes}, and {available} bytes of memory are free. Write less"
         )
-    if num_workers == 1 or row_cache.hold_back == 0:
+    if row_cache.hold_back == 0 or (num_workers == 1 and rows_dtype == "float32"):
         return row_cache
-    if RULES[config.rule].merge is None:
+    if rows_dtype != "float32":
+        reason = f"each gradient is rounded on its way (FLEET_SPARSE_ROWS_DTYPE={rows_dtype}), and a sum is not"
+    elif RULES[config.rule].merge is None:
         reason = f"updates of rule {config.rule!r} cannot be merged"
     elif mode.kind == SYNC and config.clip is not None and config.clip.needs_norm:
         reason = "the pservers clip the merged gradients of a step by their norm, for which they need all of them"

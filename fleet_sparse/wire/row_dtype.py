@@ -68,3 +68,8 @@ def copy_from_frame(rows: FrameRows, dtype: RowDtype, out: NDArray[np.float32]) 
         lengthen(rows.view(np.uint16).reshape(-1), out.reshape(-1).view(np.uint32))
     else:
         np.copyto(out, from_frame(rows, dtype))
+
+
+def rounded(rows: NDArray[np.float32], dtype: RowDtype) -> NDArray[np.float32]:
+    """Returns rows as the other side reads them: the same array if nothing is rounded, else a new one."""
+    return rows if dtype is RowDtype.FLOAT32 else from_frame(for_frame(rows, dtype), dtype)

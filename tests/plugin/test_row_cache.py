@@ -115,11 +115,13 @@ def test_one_worker_holds_updates_of_every_rule():
     assert catalog.row_cache == fleet_sparse.RowCache()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_rows_that_travel_rounded_are_not_cached(monkeypatch, dtype):
-    monkeypatch.setattr(active(), "settings", replace(active().settings, rows_dtype=dtype))
-    with pytest.raises(PlanError, match="FLEET_SPARSE_ROWS_DTYPE"):
-        minimize_for(2, max_row_lag=100)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_updates_of_rows_that_travel_rounded_are_not_held_back(monkeypatch, num_workers):
+    monkeypatch.setattr(active(), "settings", replace(active().settings, rows_dtype="bfloat16"))
+    catalog = minimize_for(num_workers, max_row_lag=100)
+    assert catalog.row_cache == fleet_sparse.RowCache(hold_back=0)
+    with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()), pytest.raises(PlanError):
+        minimize_for(num_workers, max_row_lag=100, row_cache=fleet_sparse.RowCache(hold_back=3))
 
 
 def test_cache_that_is_larger_than_free_memory_is_refused():

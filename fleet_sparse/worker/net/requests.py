@@ -143,13 +143,16 @@ class Requests(Generic[AnyRequest]):
                 request.add(Block(*fields, count, ids[begin:end], rows[begin:end], *numbers, dtype, of_shard))
 
     def add_ask(self, ask: RowAsk) -> None:
-        """Asks about copies of rows. The answer is not written anywhere. After all blocks whose answers are."""
+        """Asks about copies of rows. The answer is not written anywhere. After all blocks whose answers are.
+
+        Rows of the answer are float32 in every job: a copy is the row of the pservers.
+        """
         spec, unique = ask.spec, ask.unique
         fields, end = (Action.PULL, spec.table_id, spec.schema_hash, spec.dim), 0
         for request, count in zip(self.all, unique.num_per_shard.tolist(), strict=True):
             if count:
                 begin, end = end, end + count
-                block = Block(*fields, count, unique.ids[begin:end], dtype=self._rows_dtype)
+                block = Block(*fields, count, unique.ids[begin:end])
                 block.copies = {"versions": ask.versions[begin:end]}
                 request.add(block, num_states=spec.update_rule.num_states)
 

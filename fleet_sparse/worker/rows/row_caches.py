@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.rules.momentum import momentum
 from fleet_sparse.core.rules.sgd import sgd
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
 from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
@@ -287,7 +288,8 @@ class RowCaches:
                     pushes.append(batch)
                     continue
                 plan, arrived = self._taken(batch, table)
-                outgoing = table.apply(plan, arrived, batch.values, batch.learning_rate, batch.optimizer_step)
+                grads = rounded(batch.values, self._client.rows_dtype)
+                outgoing = table.apply(plan, arrived, grads, batch.learning_rate, batch.optimizer_step)
                 as_gradients = outgoing.as_gradients
                 is_whole = len(as_gradients) == len(batch.unique.ids)
                 pushes.append(batch if is_whole else batch.at(as_gradients))
@@ -366,6 +368,8 @@ class RowCaches:
         shards = np.searchsorted(np.cumsum(batch.unique.num_per_shard), plan.asked[behind.places], "right")
         np.add.at(self._lags[batch.spec.name], (shards, lag_classes(behind.lags)), 1)
         arrived = table.take(plan, answer, batch.values)
+        if self._client.rows_dtype is not RowDtype.FLOAT32:
+            batch.values[:] = rounded(batch.values, self._client.rows_dtype)  # as without a cache
         self._reads[id(batch.unique)] = _Read(batch.unique, plan, arrived)
         if len(self._reads) > _MAX_READS:
             self._reads.popitem(last=False)

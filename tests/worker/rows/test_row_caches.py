@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,13 @@ from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound, steps_off_lease
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
+from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.rows.cached_table import CachedTable, CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import NUM_LAG_CLASSES, RowCaches, capacities_of, is_cached, lag_classes
-from support.in_process import EmbeddedCluster, InProcessCluster
+from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
 from support.threads import in_threads
 
 NUM_IDS = 20
@@ -53,8 +55,9 @@ class Worker:
         max_rows: int = NUM_IDS,
         admission: Any = ALL,
         max_held: int | None = None,
+        settings: Settings = QUICK,
     ) -> None:
-        self.client = cluster.worker(index, num_workers, mode)
+        self.client = cluster.worker(index, num_workers, mode, settings)
         self.channel = cluster.channel
         self.deduplicator = Deduplicator(cluster.placement)
         self.caches: RowCaches | None = None
@@ -272,33 +275,71 @@ def test_classes_of_lags_are_powers_of_two() -> None:
     assert lag_classes(lags).max() < NUM_LAG_CLASSES
 
 
+def rows_of_one_worker(
+    rule: str, kind: str, has_cache: bool, *, is_embedded: bool = False, max_held: int | None = None, **options: Any
+) -> list[NDArray[np.float32]]:
+    """Trains random batches; returns the rows of each, and of evaluations."""
+    spec = TableSpec(name="C1", dim=5, rule=rule, initializer=uniform(-0.5, 0.5), seed=3)
+    rng, seen = np.random.default_rng(0), []
+    with cluster_of(2, is_embedded=is_embedded) as cluster:
+        for number in range(2):
+            cluster.run(number, partial(cluster.shards[number].add_table, spec))
+        mode = mode_of(kind, RowBound(lag=1) if has_cache else None)
+        worker = Worker(cluster, 0, 1, [spec], mode, max_rows=8, admission=ESTIMATE, max_held=max_held, **options)
+        for number in range(60):
+            batch = worker.read(spec, rng.choice(NUM_IDS, 6, replace=False).astype(np.int64))
+            seen.append(batch.values.copy())
+            worker.update(batch, rng.normal(0, 1, batch.values.shape).astype(np.float32), 0.05)
+            if number % 20 == 19:
+                seen.append(worker.evaluate(spec))
+        if worker.caches is not None:
+            assert worker.caches.stats()[spec.name].counters.hit > 0
+            assert (worker.caches.num_held > 0) == (max_held is None)
+        worker.training.drain(leaves=True)
+        seen.append(worker.evaluate(spec))
+    return seen
+
+
 @pytest.mark.guarantee("H4")
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam", "momentum", "ftrl"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("is_embedded", [False, True], ids=["frames", "embedded"])
 def test_one_worker_with_a_cache_is_as_without_bit_by_bit(rule: str, kind: str, is_embedded: bool) -> None:
-    spec = TableSpec(name="C1", dim=5, rule=rule, initializer=uniform(-0.5, 0.5), seed=3)
-    rows: dict[bool, list[Any]] = {}
-    for has_cache in (False, True):
-        rng = np.random.default_rng(0)
-        rows[has_cache] = seen = []
-        with cluster_of(2, is_embedded=is_embedded) as cluster:
-            for number in range(2):
-                cluster.run(number, partial(cluster.shards[number].add_table, spec))
-            mode = mode_of(kind, RowBound(lag=1) if has_cache else None)
-            worker = Worker(cluster, 0, 1, [spec], mode, max_rows=8, admission=ESTIMATE)
-            for number in range(60):
-                batch = worker.read(spec, rng.choice(NUM_IDS, 6, replace=False).astype(np.int64))
-                seen.append(batch.values.copy())
-                worker.update(batch, rng.normal(0, 1, batch.values.shape).astype(np.float32), 0.05)
-                if number % 20 == 19:
-                    seen.append(worker.evaluate(spec))
-            if worker.caches is not None:
-                assert worker.caches.num_held > 0
-            worker.training.drain(leaves=True)
-            seen.append(worker.evaluate(spec))
-    for ours, theirs in zip(rows[True], rows[False], strict=True):
+    with_cache, without = (rows_of_one_worker(rule, kind, each, is_embedded=is_embedded) for each in (True, False))
+    for ours, theirs in zip(with_cache, without, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.guarantee("R9")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_rounded_rows_of_one_worker_are_as_without_a_cache(rule: str, dtype: Any) -> None:
+    settings = replace(QUICK, rows_dtype=dtype)
+    with_cache, without = (
+        rows_of_one_worker(rule, "async", each, max_held=0, settings=settings) for each in (True, False)
+    )
+    for ours, theirs in zip(with_cache, without, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.guarantee("R9")
+def test_workers_read_copies_rounded_and_train_them_exactly() -> None:
+    settings = replace(QUICK, rows_dtype="bfloat16")
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", RowBound(lag=1000, share=None), 2, 0, max_held=0, settings=settings)
+        first, second = job.workers
+        grads = np.full((NUM_IDS, 2), [0, -1], np.float32)
+        for _ in range(301):  # the bfloat16s there are multiples of 2
+            second.update(second.batch(job.spec, EVERYTHING), grads)
+        second.client.flush()
+        read = []
+        for _ in range(4):  # an update of the first worker makes 302 of the 301 that its copies have
+            batch = first.read(job.spec, EVERYTHING)
+            read.append(set(batch.values[:, 1].tolist()))
+            first.update(batch, grads)
+        assert first.caches is not None
+        assert first.caches.stats()[job.spec.name].counters.hit == 3 * NUM_IDS
+    assert read == [{300.0}, {302.0}, {304.0}, {304.0}]  # 301, 303 and so on go to the even neighbour
 
 
 @pytest.mark.guarantee("H6")
