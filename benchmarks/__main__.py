@@ -58,13 +58,14 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "het_traffic": ((),),
     "het_auc": (
         *(
-            ("--model", model, "--optimizer", optimizer, "--workers", "8")
+            ("--model", model, "--optimizer", optimizer, "--workers", "8", "--examples", "600000")
             for model in ("wide_deep", "deepfm", "dcn")
             for optimizer in ("adagrad", "adam")
         ),
-        ("--workers", "4"),
+        ("--workers", "4", "--examples", "600000"),
     ),
     "het_link": ((), ("--rate", "1000", "--dim", "256")),
+    "het_save": ((),),
     "snapshot": (("--baseline",),),
     "dense": ((),),
     "serving": ((),),

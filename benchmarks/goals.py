@@ -190,6 +190,11 @@ def time_to_auc(run: Run) -> Figure:
     return by_round(lambda each: each["drift 2 x rate"]["s_to_target"] / each["no cache"]["s_to_target"])(run)
 
 
+def waited(rows: str) -> Callable[[Run], Figure]:
+    """Returns the measure of the seconds that a save keeps workers from training."""
+    return by_round(lambda each: each[rows]["waited_s"])
+
+
 def over_link(link: str) -> Callable[[Run], Figure | None]:
     """Returns the measure of a step looking ahead, behind a link, over the floor; None if that link was left out."""
     ahead, theirs = behind_name(AHEAD, link), behind_name(PADDLE, link)
@@ -848,6 +853,17 @@ GOALS: Sequence[Goal] = (
             baseline=_HET_TIME,
         )
         for rate, dim, bound in ((100, 128, 0.35), (1000, 256, 0.5))
+    ),
+    *(
+        Goal(
+            f"save, 8 workers, 500 000 cached rows each, dim 16, one pserver on 1 Gbit/s, {rows}: training waits",
+            (bound,),
+            "s",
+            "het_save",
+            {"rate": 1000, "dim": 16, "workers": 8, "rows": 500_000},
+            waited(rows),
+        )
+        for rows, bound in (("lag 100, share 1/4", 1.0), ("drift 2 x rate", 2.0))
     ),
     _serving("plain model, CPU over a dense embedding's, batch 1", 1.6, served_ratio(_PLAIN, _DENSE, (1,), "cpu_s")),
     _serving(

@@ -194,6 +194,10 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("GB of training", 2, "num_bytes", GB),
         key("GB by the kernel, with evaluations", 2, "num_bytes_of_kernel", GB),
     ),
+    "het_save": (
+        key("s that training waits", 2, "waited_s"),
+        key("rows with held updates, all workers", 0, "held"),
+    ),
     "log": (
         key("ms a push", 2, "median_ms"),
         key("p99, ms", 2, "p99_ms"),
