@@ -74,7 +74,10 @@ def test_online_client_learns_day_by_day(data: Path, num_workers: int) -> None:
     found = [re.findall(r"^(\d+) (\w+) auc (\S+) clicks (\S+) of (\S+)", log, re.MULTILINE) for log in logs]
     assert found == [found[0]] * num_workers
     assert [line[:2] for line in found[0]] == [(day, run) for day in DAYS for run in ("infer", "train")]
-    assert {float(line[4]) for line in found[0]} == {2.0 * NUM_LINES}
+    shows = {name: [float(line[4]) for line in found[0] if line[1] == name] for name in ("infer", "train")}
+    assert set(shows["infer"]) == {2.0 * NUM_LINES}
+    # Two threads that train may overwrite each other's update of a sum (docs/running.md, Threads).
+    assert all(1.6 * NUM_LINES <= each <= 2.0 * NUM_LINES for each in shows["train"]), shows
     aucs = [float(line[2]) for line in found[0] if line[1] == "infer"]
     assert aucs[0] == 0.5  # no id has a row
     assert aucs[2] > 0.85, aucs
