@@ -4,6 +4,8 @@ A lease is a file `<shard>.<number>`; the one with the largest number counts. It
 it lives, and renews it by its time of modification. So the lease of a process that has died is free at once, and that
 of a process that is suspended, or out of reach, once the time has not changed for longer than its ttl. No clock of
 another machine is read, and no process waits for a lock.
+
+Beside it lies a spare file, so that a process that starts again can take its lease on a full disk.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import NamedTuple
 from .coordinator import CLOCKS_DIFFER, Holder, holder_from, this_process
 
 _POLL_S = 0.05
+_FILE_BYTES = 512  # of a lease, with spaces at its end; it replaces the content of a spare file in place
 
 
 class _Observation(NamedTuple):
@@ -68,7 +71,9 @@ class DirectoryCoordinator:
             self._held[shard] = number + 1, descriptor
             for older in self._numbers(shard):
                 if older <= number:
-                    self._path(shard, older).unlink(missing_ok=True)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rename(self._path(shard, older), self._spare(shard))
+            self._make_spare(shard)
             return generation
 
     def renew(self, shard: str) -> bool:
@@ -125,11 +130,13 @@ class DirectoryCoordinator:
 
     def _create(self, shard: str, number: int, holder: Holder) -> int | None:
         """Makes the file of a lease, complete and locked; returns its descriptor, or None if the file exists."""
-        temporary = self._directory / f"{shard}.new-{secrets.token_hex(8)}"
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        temporary = self._temporary(shard)
+        descriptor = self._open_spare(shard, temporary)
+        if descriptor is None:
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            os.write(descriptor, holder.to_json())
+            os.pwrite(descriptor, holder.to_json().ljust(_FILE_BYTES), 0)
             os.fsync(descriptor)
             os.link(temporary, self._path(shard, number))
         except BaseException as error:
@@ -141,6 +148,36 @@ class DirectoryCoordinator:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
         return descriptor
+
+    def _open_spare(self, shard: str, path: Path) -> int | None:
+        """Moves the spare file to a path; returns its descriptor, locked. None if there is none for this process."""
+        try:
+            os.rename(self._spare(shard), path)
+        except FileNotFoundError:
+            return None
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # it was the lease of a process that is suspended, which may change it
+            os.close(descriptor)
+            path.unlink()
+            return None
+        return descriptor
+
+    def _make_spare(self, shard: str) -> None:
+        temporary = self._temporary(shard)
+        if self._spare(shard).exists():
+            return
+        with contextlib.suppress(OSError):  # as on a full disk
+            temporary.write_bytes(b" " * _FILE_BYTES)
+            os.rename(temporary, self._spare(shard))
+        temporary.unlink(missing_ok=True)
+
+    def _temporary(self, shard: str) -> Path:
+        return self._directory / f"{shard}.new-{secrets.token_hex(8)}"
+
+    def _spare(self, shard: str) -> Path:
+        return self._directory / f"{shard}.spare"
 
     def _path(self, shard: str, number: int) -> Path:
         return self._directory / f"{shard}.{number}"

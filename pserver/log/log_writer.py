@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 256 << 20
 _SMALL_SEGMENT_BYTES = 1 << 20
+_BLOCK_BYTES = 512  # of `st_blocks`
 _MAX_PARTS = 1000  # of one write; the system allows 1024
 _MAX_WAIT_S = 1.0
 """Longest time between two attempts to allocate a segment."""
@@ -99,9 +100,7 @@ class LogWriter:
         self._lock = threading.RLock()
         self._wanted = threading.Condition()
         directory.mkdir(parents=True, exist_ok=True)
-        for path in list(directory.iterdir()):
-            if is_next_segment(path.name):
-                path.unlink(missing_ok=True)
+        self._take_next_segment()
         self._begin_at_start()
         self._thread = threading.Thread(target=self._run, name="fleet_sparse log", daemon=True)
         self._thread.start()
@@ -171,6 +170,18 @@ class LogWriter:
                     f"{self._generation}. Give all pservers of a shard the same FLEET_SPARSE_COORDINATOR"
                 )
             yield
+
+    def _take_next_segment(self) -> None:
+        """Takes the segment that a writer before had allocated ahead: on a full disk there is no other."""
+        for path in list(self.directory.iterdir()):
+            if not is_next_segment(path.name):
+                continue
+            state = path.stat()
+            if self._next is None and self._segment_bytes <= state.st_size <= state.st_blocks * _BLOCK_BYTES:
+                path.rename(self._next_path)
+                self._next = os.open(self._next_path, os.O_RDWR | os.O_CLOEXEC), state.st_size
+            else:
+                path.unlink()
 
     def _begin_at_start(self) -> None:
         try:

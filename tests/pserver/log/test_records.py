@@ -250,6 +250,27 @@ def test_a_log_continues_on_a_full_disk_in_a_small_segment(tmp_path: Path, monke
     assert bodies(tmp_path) == [b"before", b"a registration", b"a push"]
 
 
+def test_a_writer_takes_the_segment_that_the_former_one_had_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = small_writer(tmp_path, segment_bytes=4096)
+    append(former, b"before")
+    wait_until((tmp_path / next_segment_name(1)).exists)
+    wait_until(lambda: (tmp_path / next_segment_name(1)).stat().st_size == 4096)
+    former.sync()  # and it is killed
+    reader = LogReader(tmp_path)
+    assert len(list(reader.records())) == 1
+    make_room = without_room(monkeypatch)
+    changes = {"generation": 2, "newest_lsn": 1, "newest_checksum": reader.newest_checksum}
+    later = small_writer(tmp_path, **changes, sync_s=0.01, segment_bytes=4096)
+    append(later, b"after")
+    wait_until(lambda: later.full_since is not None)
+    make_room()
+    wait_until(lambda: later.full_since is None)
+    later.close()
+    assert bodies(tmp_path) == [b"before", b"after"]
+
+
 def test_log_of_an_older_version_is_refused(tmp_path: Path) -> None:
     head = bytearray(SegmentHeader(IDENTITY, 1, 1, 0).to_bytes())
     head[4:6] = (1).to_bytes(2, "little")
