@@ -42,7 +42,7 @@ def stats() -> dict[str, Any]:
         with updates that the pservers do not have), and, counting rows, `reads`, `hits`, `checks` (hits that asked the
         pservers), `refreshed`, `entered`, `left`; `bytes_saved` against no cache; and `lags`: by pserver, how many
         copies lacked 0, 1, 2 to 3, 4 to 7 … updates of the others when they were refreshed, without the zeros at the
-        end (with `max_row_drift`, units of its 4096th part).
+        end (with `max_row_drift`, units of its 4096th part, in which own gradients that went as such count, too).
 
     Raises:
         FleetSparseError: Before `fleet.init_worker()`, or a push failed.

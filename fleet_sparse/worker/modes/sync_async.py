@@ -170,7 +170,12 @@ class PserverTraining:
         if clip is not None and not self._is_merged:
             rows, dense = clip.clipped(rows, dense)
         if (self._is_single_worker and dense) or self._caches is not None:
-            check_finite(rows, dense if self._is_single_worker else ())
+            sent = (
+                rows
+                if self._caches is None
+                else [each._replace(values=self._caches.as_sent(each.values)) for each in rows]
+            )
+            check_finite(sent, dense if self._is_single_worker else ())
         with self._stepping:
             if self._is_left:
                 raise FleetSparseError(

@@ -177,12 +177,13 @@ class CachedTable:
         self._is_single_worker = job.num_workers == 1
         self._may_hold = job.max_held != 0 and (self._is_single_worker or self._rule.merge is not None)
         self._holds_all = self._may_hold and self._is_single_worker and job.max_held is None
-        self._has_bases = self._may_hold and not self._is_single_worker
+        self._has_bases = _has_bases(spec, job)
+        self._has_base_states = self._may_hold and not self._is_single_worker
         decays = self._rule.merge(self._hyperparameters) if self._rule.merge is not None else ()
         self._decays = np.array(decays, np.float64)
         self._rows, self._states = np.zeros(capacity * self._dim, np.float32), self._zero_states(capacity)
         self._bases = np.zeros_like(self._rows) if self._has_bases else self._rows
-        self._base_states = np.zeros_like(self._states) if self._has_bases else self._states
+        self._base_states = np.zeros_like(self._states) if self._has_base_states else self._states
         self._known, self._states_known = np.zeros(capacity, np.uint32), np.zeros(capacity, np.uint32)
         self._held, self._states_held = np.zeros(capacity, np.uint32), np.zeros(capacity, np.uint32)
         self._idle: NDArray[np.int64] = _NOWHERE
@@ -196,7 +197,8 @@ class CachedTable:
         """Returns the memory in bytes of a copy, at most."""
         rule = spec.update_rule
         may_hold = job.max_held != 0 and job.num_workers > 1 and rule.merge is not None
-        num_floats = spec.dim * (1 + rule.num_states) * (2 if may_hold else 1)
+        num_bases = int(_has_bases(spec, job)) + (rule.num_states if may_hold else 0)
+        num_floats = spec.dim * (1 + rule.num_states + num_bases)
         return INDEX_BYTES_PER_ROW + _BYTES_OF_COUNTS + 4 * num_floats
 
     @property
@@ -213,7 +215,8 @@ class CachedTable:
     def num_bytes(self) -> int:
         """Memory in bytes."""
         arrays = [self._rows, self._states, self._known, self._states_known, self._held, self._states_held]
-        arrays += [self._bases, self._base_states] if self._has_bases else []
+        arrays += [self._bases] if self._has_bases else []
+        arrays += [self._base_states] if self._has_base_states else []
         return self._index.num_bytes + sum(array.nbytes for array in arrays)
 
     def plan(self, ids: Ids, step: int) -> Plan:
@@ -349,8 +352,12 @@ class CachedTable:
     def forget_versions(self) -> None:
         """Takes note that a push failed after it was accepted: which updates the pservers have is not known any more.
 
-        The next use of each copy asks, and the row follows.
+        The next use of each copy asks, and the row follows. The only worker of a job asks about no copy: it drops them
+        if they are not what it will write back.
         """
+        if self._is_single_worker and not self._may_hold:
+            self.forget()
+            return
         used = np.arange(self.num_rows)
         self._known[used] = NO_VERSION
         if not self._is_single_worker:
@@ -400,7 +407,7 @@ class CachedTable:
     def _refresh_states(self, slots: NDArray[np.int64], fresh: Floats) -> None:
         if not self._state_width:
             return
-        if self._has_bases:
+        if self._has_base_states:
             refresh_states(
                 *(self._states, self._base_states, slots, fresh.reshape(-1), self._states_held[slots]),
                 *(self._dim, self._decays),
@@ -543,8 +550,8 @@ class CachedTable:
             self._states_held[slots] = 0
         if self._has_bases:
             settle_bases(self._rows, self._bases, slots, self._dim)
-            if has_states and self._state_width:
-                settle_bases(self._states, self._base_states, slots, self._state_width)
+        if self._has_base_states and has_states and self._state_width:
+            settle_bases(self._states, self._base_states, slots, self._state_width)
 
     def _add_left(self, ids: Ids, out: Floats) -> None:
         """Adds the updates of rows that left to these rows, if they are not sent yet."""
@@ -568,3 +575,14 @@ class CachedTable:
     def _count(self, **numbers: int) -> None:
         counters = self.counters._asdict()
         self.counters = Counters(**(counters | {name: counters[name] + more for name, more in numbers.items()}))
+
+
+def _has_bases(spec: TableSpec, job: CacheJob) -> bool:
+    """Returns whether the values are kept that copies had when they were last equal to those of the pservers.
+
+    They tell what is held. In a merged step with a bound in distance they also tell how far a single gradient moved a
+    copy: see `CachedTable._amounts_of_gradients`.
+    """
+    may_hold = job.max_held != 0 and spec.update_rule.merge is not None
+    is_measured = job.bound.drift is not None and job.steps_off_lease == 0
+    return job.num_workers > 1 and (may_hold or is_measured)

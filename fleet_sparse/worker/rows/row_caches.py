@@ -160,6 +160,10 @@ class RowCaches:
                 self._finish_all(lookups, extra)
                 break
 
+    def as_sent(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns rows or gradients as the other side of a frame reads them: the same array if they are not rounded."""
+        return rounded(values, self._client.rows_dtype)
+
     def abandon(self, early: EarlyRows) -> None:
         """Drops the rows of a step that is not run."""
         with self._lock:
@@ -288,7 +292,7 @@ class RowCaches:
                     pushes.append(batch)
                     continue
                 plan, arrived = self._taken(batch, table)
-                grads = rounded(batch.values, self._client.rows_dtype)
+                grads = self.as_sent(batch.values)
                 outgoing = table.apply(plan, arrived, grads, batch.learning_rate, batch.optimizer_step)
                 as_gradients = outgoing.as_gradients
                 is_whole = len(as_gradients) == len(batch.unique.ids)
@@ -369,14 +373,15 @@ class RowCaches:
         np.add.at(self._lags[batch.spec.name], (shards, lag_classes(behind.lags)), 1)
         arrived = table.take(plan, answer, batch.values)
         if self._client.rows_dtype is not RowDtype.FLOAT32:
-            batch.values[:] = rounded(batch.values, self._client.rows_dtype)  # as without a cache
+            batch.values[:] = self.as_sent(batch.values)  # as without a cache
         self._reads[id(batch.unique)] = _Read(batch.unique, plan, arrived)
         if len(self._reads) > _MAX_READS:
             self._reads.popitem(last=False)
         row_bytes = _FLOAT_BYTES * batch.spec.dim
+        plain_bytes = self._client.rows_dtype.in_frames.itemsize * batch.spec.dim
         num_asked = len(plan.asked)
-        without = len(plan.ids) * (_ID_BYTES + row_bytes)
-        used = len(plan.plain) * (_ID_BYTES + row_bytes) + num_asked * (_ID_BYTES + _VERSION_BYTES + _SLACK_BYTES)
+        without = len(plan.ids) * (_ID_BYTES + plain_bytes)
+        used = len(plan.plain) * (_ID_BYTES + plain_bytes) + num_asked * (_ID_BYTES + _VERSION_BYTES + _SLACK_BYTES)
         used += len(answer.rows) * (_VERSION_BYTES + row_bytes) + answer.states.nbytes
         self._saved[batch.spec.name] += without - used
 
@@ -410,7 +415,8 @@ class RowCaches:
 
     def _count_update(self, table: CachedTable, num_updated: int, outgoing: Outgoing) -> None:
         row_bytes = _FLOAT_BYTES * table.spec.dim
-        saved = (num_updated - len(outgoing.as_gradients)) * (_ID_BYTES + row_bytes)
+        plain_bytes = self._client.rows_dtype.in_frames.itemsize * table.spec.dim
+        saved = (num_updated - len(outgoing.as_gradients)) * (_ID_BYTES + plain_bytes)
         for changes in outgoing.changes:
             saved -= len(changes.ids) * (_ID_BYTES + row_bytes + _COUNT_BYTES) + changes.states.nbytes
             saved -= len(changes.ids) * _VERSION_BYTES if changes.states.shape[1] else 0

@@ -21,6 +21,7 @@ from fleet_sparse.core.row_bound import RowBound, steps_off_lease
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.settings import Settings
+from fleet_sparse.worker.modes import sync_async
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.rows.cached_table import CachedTable, CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
@@ -222,7 +223,8 @@ def test_ids_that_a_float_cannot_tell_apart_are_two_rows(ids: list[int]) -> None
 
 @pytest.mark.guarantee("H2")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_off_by_at_most_the_drift(kind: str) -> None:
+@pytest.mark.parametrize("max_held", [None, 0])
+def test_a_row_is_off_by_at_most_the_drift(kind: str, max_held: int | None) -> None:
     drift, dim = 0.5, 3
     spec = TableSpec(name="C1", dim=dim, rule="sgd", initializer=constant(0.0))
     rng = np.random.default_rng(1)
@@ -230,7 +232,7 @@ def test_a_row_is_off_by_at_most_the_drift(kind: str) -> None:
         for number in range(2):
             cluster.run(number, partial(cluster.shards[number].add_table, spec))
         mode = mode_of(kind, RowBound(drift=drift))
-        workers = [Worker(cluster, index, 3, [spec], mode, max_rows=12) for index in range(3)]
+        workers = [Worker(cluster, index, 3, [spec], mode, max_rows=12, max_held=max_held) for index in range(3)]
         moved = np.zeros((3, NUM_IDS, dim))
         for _ in range(60):
             batches = []
@@ -245,9 +247,30 @@ def test_a_row_is_off_by_at_most_the_drift(kind: str) -> None:
                 if kind != "sync":
                     worker.client.flush()
                 moved[index, batch.unique.ids] -= grads
-        assert any(worker.caches is not None and worker.caches.num_held for worker in workers)
+        has_held = any(worker.caches is not None and worker.caches.num_held for worker in workers)
+        assert has_held == (max_held is None)
         in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
         np.testing.assert_allclose(workers[0].evaluate(spec), moved.sum(axis=0), atol=1e-3)
+
+
+@pytest.mark.guarantee("H2")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("max_held", [None, 0])
+def test_gradients_that_cancel_out_leave_a_row_within_the_drift(kind: str, max_held: int | None) -> None:
+    """In a merged step the row stays where it is, and both copies move away from it."""
+    drift, spec = 0.5, TableSpec(name="C1", dim=1, rule="sgd", initializer=constant(0.0))
+    with cluster_of(2) as cluster:
+        for number in range(2):
+            cluster.run(number, partial(cluster.shards[number].add_table, spec))
+        mode = mode_of(kind, RowBound(drift=drift))
+        workers = [Worker(cluster, index, 2, [spec], mode, max_held=max_held) for index in range(2)]
+        for step in range(100):
+            batches = [worker.read(spec, EVERYTHING) for worker in workers]
+            assert max(np.abs(batch.values).max() for batch in batches) <= drift * (1 + 1e-3), step
+            for worker, batch, sign in zip(workers, batches, (1, -1), strict=True):
+                worker.update(batch, np.full(batch.values.shape, 0.02 * sign, np.float32))
+                if kind != "sync":
+                    worker.client.flush()
 
 
 def test_lags_of_refreshed_copies_are_counted_by_pserver() -> None:
@@ -313,11 +336,11 @@ def test_one_worker_with_a_cache_is_as_without_bit_by_bit(rule: str, kind: str, 
 @pytest.mark.guarantee("R9")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
-def test_rounded_rows_of_one_worker_are_as_without_a_cache(rule: str, dtype: Any) -> None:
-    settings = replace(QUICK, rows_dtype=dtype)
-    with_cache, without = (
-        rows_of_one_worker(rule, "async", each, max_held=0, settings=settings) for each in (True, False)
-    )
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_embedded", [False, True], ids=["frames", "embedded"])
+def test_rounded_rows_of_one_worker_are_as_without_a_cache(rule: str, dtype: Any, kind: str, is_embedded: bool) -> None:
+    options: dict[str, Any] = {"max_held": 0, "is_embedded": is_embedded, "settings": replace(QUICK, rows_dtype=dtype)}
+    with_cache, without = (rows_of_one_worker(rule, kind, each, **options) for each in (True, False))
     for ours, theirs in zip(with_cache, without, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -340,6 +363,47 @@ def test_workers_read_copies_rounded_and_train_them_exactly() -> None:
         assert first.caches is not None
         assert first.caches.stats()[job.spec.name].counters.hit == 3 * NUM_IDS
     assert read == [{300.0}, {302.0}, {304.0}, {304.0}]  # 301, 303 and so on go to the even neighbour
+
+
+@pytest.mark.guarantee("R9")
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounded_rows_count_every_update_within_the_bound(kind: str) -> None:
+    settings = replace(QUICK, rows_dtype="bfloat16")  # which has every count up to 256
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, kind, LOOSE, 3, 5, max_held=0, settings=settings)
+        for _ in range(60):
+            job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("R6")
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_gradient_past_the_largest_float16_changes_no_copy(num_workers: int) -> None:
+    settings = replace(QUICK, rows_dtype="float16")
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, num_workers, 0, max_held=0, settings=settings)
+        worker = job.workers[0]
+        for _ in range(2):
+            job.update(0, worker.read(job.spec, EVERYTHING))
+        batch = worker.read(job.spec, EVERYTHING)
+        with pytest.raises(PushRefused):
+            worker.update(batch, np.full(batch.values.shape, 70_000, np.float32))
+        assert set(worker.read(job.spec, EVERYTHING).values[:, 0].tolist()) == {2.0}
+
+
+def test_the_only_worker_reads_again_after_a_refused_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 1, 0, max_held=0)
+        worker = job.workers[0]
+        for _ in range(2):
+            job.update(0, worker.read(job.spec, EVERYTHING))
+        batch = worker.read(job.spec, EVERYTHING)
+        monkeypatch.setattr(sync_async, "check_finite", lambda rows, dense: None)  # so that the pserver refuses it
+        worker.update(batch, np.full(batch.values.shape, np.inf, np.float32))
+        with pytest.raises(PushRefused):
+            worker.client.flush()
+        assert set(worker.read(job.spec, EVERYTHING).values[:, 0].tolist()) == {2.0}
 
 
 @pytest.mark.guarantee("H6")
