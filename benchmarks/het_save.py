@@ -2,7 +2,7 @@
 
 `python -m benchmarks.het_save` from the root of a checkout. One pserver and all workers have a network namespace each,
 with a token bucket for both directions of every leg; where that is not allowed, or with `--proxy`, all workers share
-one link of that rate for each direction, the proxy of `benchmarks.link`. Every worker trains all rows, `--rounds`
+one link of that rate for each direction, the proxy of `benchmarks.link`. Every worker trains all rows, `--passes`
 times and once more, and then all save at the same moment, `wait=False`: the save has what every worker held. The time
 is that of the slowest call, which sends the held updates and returns when the pservers have made the cut.
 """

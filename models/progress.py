@@ -23,7 +23,7 @@ WINDOW_STEPS = 50
 
 
 def cache_figures(row_cache: Mapping[str, Mapping[str, Any]]) -> str:
-    """Hit rate of the row caches of all tables and bytes saved, of `fleet_sparse.stats()["row_cache"]`."""
+    """Returns the hit rate and the bytes saved of all tables in `fleet_sparse.stats()["row_cache"]`, as text."""
     reads, hits, num_bytes = (sum(each[key] for each in row_cache.values()) for key in ("reads", "hits", "bytes_saved"))
     return f"{hits / max(reads, 1):.1%} hits, {num_bytes / 1e6:,.1f} MB saved"
 

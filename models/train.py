@@ -122,8 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if metrics.test_aucs is not None:
         aucs = ", ".join(f"{value:.6f}" for value in metrics.test_aucs)
         Console().print(f"test AUC {aucs}, test loss {metrics.test_loss:.6f}", highlight=False)
-        if metrics.row_cache:
-            Console().print(f"row cache of worker 0: {cache_figures(metrics.row_cache)}", highlight=False)
+    if metrics.row_cache:
+        figures = cache_figures(metrics.row_cache)
+        Console().print(f"row cache of worker {metrics.worker_index}: {figures}", highlight=False)
     if options.metrics is not None:
         metrics.write(options.metrics)
 

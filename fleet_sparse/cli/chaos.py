@@ -69,6 +69,11 @@ def chaos(
             raise SettingError("chaos: --mode sync with --durability snapshot: such a job ends when a pserver dies")
         if not set(kinds) - set(NEEDS_LOG):
             raise SettingError(f"chaos: --kind is {kinds[0].value!r}, which needs --durability {LOG}")
+    if FaultKind.worker in kinds and durability.value == SNAPSHOT:
+        raise SettingError(
+            f"chaos: --kind is {FaultKind.worker.value!r}, which needs --durability {LOG}: a new worker cannot tell "
+            "what its former self has lost with a pserver"
+        )
     if FaultKind.worker in kinds and FaultKind.power in kinds:
         raise SettingError(
             f"chaos: --kind: {FaultKind.worker.value!r} and {FaultKind.power.value!r} are in one run. Make two: a "

@@ -22,11 +22,12 @@ from paddle.distributed import fleet
 from fleet_sparse.plugin.install import install
 from fleet_sparse.plugin.save_calls import resume, save_every
 from fleet_sparse.plugin.strategy import PserverStrategy
+from fleet_sparse.tools.chaos.job import GEO_STEPS
 
 NUM_ROWS = 128
 STEPS = struct.Struct("<Q")
 STEP_S = 0.002
-_LAG, _K_STEPS, _STEPS_PER_SAVE = 4, 2, 200
+_LAG, _STEPS_PER_SAVE = 4, 200
 _RESTARTS = "1000000"
 _RESUMING = ("sync", "lag")
 """Modes in which the death of a worker sends the job back to its newest snapshot."""
@@ -87,7 +88,7 @@ def strategy_of(mode: str) -> PserverStrategy:
     )
     strategy.a_sync = mode != "sync"
     if mode == "geo":
-        strategy.a_sync_configs = {"k_steps": _K_STEPS}
+        strategy.a_sync_configs = {"k_steps": GEO_STEPS}
     elif mode == "sync":
         strategy.gradient_scale_configs = {"scale_strategy": "sum"}
     return strategy
@@ -132,7 +133,7 @@ def train(mode: str, counter: mmap.mmap, begun: int | None, step: Callable[[], o
                 Path("last.part").rename("last")
             if Path("last").exists() and number == int(Path("last").read_text()):
                 return number
-        elif Path("finish").exists() and (mode != "geo" or (number - before) % _K_STEPS == 0):
+        elif Path("finish").exists() and (mode != "geo" or (number - before) % GEO_STEPS == 0):
             return number
         time.sleep(STEP_S)
     raise AssertionError("steps have no end")

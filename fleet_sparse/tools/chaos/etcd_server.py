@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from fleet_sparse.errors import FleetSparseError
@@ -30,6 +31,8 @@ def etcd_server(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]
             "chaos: there is no program 'etcd' on the PATH. Install it (Debian: etcd-server), or leave the kinds of "
             "faults of the coordinator out (--kind)"
         )
+    if find_spec("etcd3gw") is None:
+        raise FleetSparseError("chaos: the library etcd3gw is missing. Run pip install 'fleet-sparse[etcd]'")
     client, peer = (f"127.0.0.1:{_free_port()}" for _ in range(2))
     command = ["etcd", "--data-dir", str(directory)]
     command += ["--listen-client-urls", f"http://{client}", "--advertise-client-urls", f"http://{client}"]

@@ -41,24 +41,24 @@ class Fault(NamedTuple):
     """One fault."""
 
     kind: FaultKind
-    shard: int
-    """The pserver or worker; without a meaning where it is of all."""
+    target: int
+    """Index of the pserver or worker; without a meaning where all are meant."""
     lasts_s: float
     """Seconds for which it lasts; 0 where it is an instant."""
     quiet_s: float
     """Seconds until it begins, once all workers train."""
 
 
-def faults(seed: int, kinds: Sequence[FaultKind], num_pservers: int) -> Iterator[Fault]:
+def faults(seed: int, kinds: Sequence[FaultKind], num_targets: int) -> Iterator[Fault]:
     """Yields faults without end. Equal arguments give equal faults.
 
     Args:
         seed: Seed of the choice.
         kinds: What may happen; each kind is as likely as the others.
-        num_pservers: Number of pservers, and of workers.
+        num_targets: Number of pservers, and of workers.
     """
     rng = random.Random(seed)
     while True:
         kind = rng.choice(kinds)
         low_s, high_s = _LASTS_S.get(kind, (0.0, 0.0))
-        yield Fault(kind, rng.randrange(num_pservers), rng.uniform(low_s, high_s), rng.uniform(*_QUIET_S))
+        yield Fault(kind, rng.randrange(num_targets), rng.uniform(low_s, high_s), rng.uniform(*_QUIET_S))

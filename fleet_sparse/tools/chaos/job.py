@@ -29,6 +29,8 @@ NUM_PSERVERS = NUM_WORKERS = 2
 LOG_DIRECTORY = "logs"
 STEPS_BYTES = 8
 START_S, END_S = 120.0, 120.0
+GEO_STEPS = 2
+"""Steps of a window of a geo job."""
 MAX_INFLIGHT_PUSHES = 4
 """Of a job whose workers are killed: a worker that dies loses no more pushes than these."""
 _LEAST_COMMITS = 4  # of a power cut
@@ -36,6 +38,11 @@ _LEASE_S = 3.0
 _POLL_S = 0.01
 _BACKOFF = re.compile(r"is started again in (\d+\.\d) s")
 _LOST = re.compile(r"shard (\d) at .*: (\d+) of \d+ pushes of this worker are lost")
+
+
+def steps_per_push(mode: str) -> int:
+    """Returns the number of steps that a push of a mode has."""
+    return GEO_STEPS if mode == "geo" else 1
 
 
 class Recovery(NamedTuple):
@@ -104,7 +111,7 @@ class ChaosJob:
         """
         self._sleep(fault.quiet_s)
         if fault.kind is FaultKind.power:
-            self._wait_for_commits(fault.shard)
+            self._wait_for_commits(fault.target)
         before = {name: len(self._backoffs_s(name)) for name in self._supervised}
         begun_at = time.monotonic()
         self._carry_out(fault)
@@ -147,37 +154,43 @@ class ChaosJob:
     def _carry_out(self, fault: Fault) -> None:
         match fault.kind:
             case FaultKind.delay | FaultKind.suspend:
-                self._suspend(self._pserver(fault.shard), fault.lasts_s)
+                self._suspend(self._pserver(fault.target), fault.lasts_s)
             case FaultKind.coordinator:
                 assert self._coordinator is not None, "a job with such faults has one"
                 self._suspend(self._coordinator.pid, fault.lasts_s)
             case FaultKind.kill:
-                os.kill(self._pserver(fault.shard), signal.SIGKILL)
+                os.kill(self._pserver(fault.target), signal.SIGKILL)
             case FaultKind.kill_all:
                 for shard in range(NUM_PSERVERS):
                     os.kill(self._pserver(shard), signal.SIGKILL)
             case FaultKind.worker:
-                self._num_deaths[fault.shard] += 1
-                os.kill(self._worker(fault.shard), signal.SIGKILL)
+                self._num_deaths[fault.target] += 1
+                os.kill(self._worker(fault.target), signal.SIGKILL)
             case FaultKind.connections:
-                cut_connections(self._pserver(fault.shard))
+                cut_connections(self._pserver(fault.target))
             case FaultKind.disk:
+                log, num_starts = f"serverlog.{fault.target}", self._num_starts(fault.target)
                 with filled(self._directory / LOG_DIRECTORY) as fill:
-                    os.kill(self._pserver(fault.shard), signal.SIGKILL)
+                    os.kill(self._pserver(fault.target), signal.SIGKILL)
                     until = time.monotonic() + fault.lasts_s
                     while time.monotonic() < until:
                         fill()
                         self._sleep(_POLL_S)
+                    self._wait_for(
+                        lambda: self._num_starts(fault.target) > num_starts,
+                        self._recovery_s,
+                        f"a start on a full disk in {log}",
+                    )
             case FaultKind.power | FaultKind.torn:
                 from .power_cut import cut, tear
 
-                with self._dead(fault.shard) as segment:
+                with self._dead(fault.target) as segment:
                     cut(segment) if fault.kind is FaultKind.power else tear(segment)
 
     def _suspend(self, pid: int, lasts_s: float) -> None:
         os.kill(pid, signal.SIGSTOP)
         self._sleep(lasts_s)
-        with suppress(ProcessLookupError):  # its supervisor has replaced it
+        with suppress(ProcessLookupError):  # the supervisor of a pserver has replaced it
             os.kill(pid, signal.SIGCONT)
 
     def _counted(self, worker: int) -> Counted:
@@ -223,6 +236,10 @@ class ChaosJob:
     def _backoffs_s(self, name: str) -> list[float]:
         """Pauses before each restart of a process."""
         return [float(pause) for pause in _BACKOFF.findall(self._log(name))]
+
+    def _num_starts(self, shard: int) -> int:
+        """Returns how often a pserver began to answer."""
+        return self._log(f"serverlog.{shard}").count("continues from the log")
 
     def _pserver(self, shard: int) -> int:
         return int(re.findall(r"starts: pid (\d+)", self._log(f"serverlog.{shard}"))[-1])
@@ -276,13 +293,14 @@ def chaos_job(
     environment = child_environment(
         FLEET_SPARSE_DURABILITY=durability,
         FLEET_SPARSE_LOG=str(directory / LOG_DIRECTORY),
-        FLEET_SPARSE_LOG_SYNC_S="1000",  # so that a power cut loses all but what a pserver waits for
         OMP_NUM_THREADS="1",
     )
     environment.pop("FLEET_SPARSE_RESTARTS", None)
     quiet = subprocess.DEVNULL
     with ExitStack() as stack:
         coordinator = None
+        if FaultKind.power in kinds:  # it should lose all but what a pserver waits for; workers keep their pushes
+            environment["FLEET_SPARSE_LOG_SYNC_S"] = "1000"
         if FaultKind.worker in kinds:
             command = [*command, "--restart-workers"]
             environment["FLEET_SPARSE_MAX_INFLIGHT_PUSHES"] = str(MAX_INFLIGHT_PUSHES)

@@ -12,7 +12,7 @@ from pathlib import Path
 from fleet_sparse.errors import FleetSparseError
 
 LOG_DISK_BYTES = 1152 << 20
-"""Room for two segments of each of two pservers, and a half."""
+"""Room for two segments of 256 MiB of each of two pservers, and for half a segment more."""
 
 
 @contextmanager
@@ -24,21 +24,23 @@ def log_disk(directory: Path, num_bytes: int) -> Iterator[None]:
     """
     directory.mkdir()
     options = f"size={num_bytes},mode=700"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "fleet_sparse-chaos", str(directory)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        raise FleetSparseError(
-            f"chaos: {directory}: no tmpfs can be mounted: {mounted.stderr.strip()}. Run as root, or leave this kind "
-            "of fault out (--kind)"
-        )
     try:
+        _run("mount", "-t", "tmpfs", "-o", options, "fleet_sparse-chaos", str(directory))
         yield
     finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+        if directory.is_mount():
+            _run("umount", "--lazy", str(directory))
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        raise FleetSparseError(
+            f"chaos: {' '.join(command)}: {reason}. Run as root, with the capability SYS_ADMIN, or leave this kind of "
+            "fault out (--kind)"
+        ) from error
 
 
 @contextmanager

@@ -11,14 +11,13 @@ from pathlib import Path
 
 from .faults import NEEDS_LOG, ON_REQUEST, Fault, FaultKind, faults
 from .growth import Growth, ProcessUse, growth
-from .job import MAX_INFLIGHT_PUSHES, NUM_PSERVERS, ChaosJob, Counted, Recovery, chaos_job
+from .job import MAX_INFLIGHT_PUSHES, NUM_PSERVERS, ChaosJob, Counted, Recovery, chaos_job, steps_per_push
 
 MODES = ("async", "lag", "geo", "sync")
 LOG, SNAPSHOT = "log", "snapshot"
 DURABILITIES = (LOG, SNAPSHOT)
 USUAL_KINDS = tuple(kind for kind in FaultKind if kind not in ON_REQUEST)
 _RECOVERY_S = 60.0
-_K_STEPS = {"geo": 2}
 _LEAST_FAULTS = 8
 
 
@@ -41,6 +40,11 @@ class ChaosPlan:
     faults_per_job: int = 8
     kinds: Sequence[FaultKind] = USUAL_KINDS
     duration_s: float = 300.0
+
+    @property
+    def possible_kinds(self) -> list[FaultKind]:
+        """The kinds without those of a log, if there is none."""
+        return [kind for kind in self.kinds if self.durability == LOG or kind not in NEEDS_LOG]
 
 
 @dataclass
@@ -89,24 +93,30 @@ def run(plan: ChaosPlan, directory: Path, on_fault: OnFault) -> ChaosReport:
             return report
         place = directory / f"{number}-{mode}"
         place.mkdir()
-        with chaos_job(place, mode, plan.durability, plan.kinds, recovery_s=_RECOVERY_S) as job:
+        with chaos_job(place, mode, plan.durability, plan.possible_kinds, recovery_s=_RECOVERY_S) as job:
             _disturb(job, mode, plan, plan.seed + number, report, on_fault, ends_at)
     raise AssertionError("turns have no end")
+
+
+def most_lost_by_a_death(mode: str) -> int:
+    """Returns the number of counted steps that the death of a worker may lose."""
+    per_push = steps_per_push(mode)
+    return per_push * MAX_INFLIGHT_PUSHES + per_push - 1
 
 
 def discrepancy(mode: str, worker: int, counted: Counted, *, seed: int) -> str | None:
     """Returns what is wrong with what a worker counted; None if each update that it did not report is there once.
 
-    A push of geo training has the updates of several steps. A worker that is killed loses at most the step that it
-    makes and the pushes that wait for their ack, and cannot know whether it has made that step.
+    A push of geo training has the updates of several steps. A worker that is killed loses at most the pushes that wait
+    for their ack, and what it has not pushed yet; the step that it makes may be on the pservers without being counted.
     """
-    steps_per_push = _K_STEPS.get(mode, 1)
-    unknown = counted.num_deaths * steps_per_push
-    missing = counted.num_lost * steps_per_push + unknown * (1 + MAX_INFLIGHT_PUSHES)
-    if counted.most > counted.num_steps + unknown:
-        what = f"a row has {counted.most - counted.num_steps} updates twice"
-    elif counted.num_steps - counted.least > missing:
-        what = f"a row lacks {counted.num_steps - counted.least} updates, {missing} may be lost"
+    may_miss = counted.num_lost * steps_per_push(mode) + counted.num_deaths * most_lost_by_a_death(mode)
+    if counted.most > counted.num_steps + counted.num_deaths:
+        what = (
+            f"a row has {counted.most - counted.num_steps} updates twice, {counted.num_deaths} may be there uncounted"
+        )
+    elif counted.num_steps - counted.least > may_miss:
+        what = f"a row lacks {counted.num_steps - counted.least} updates, {may_miss} may be lost"
     else:
         return None
     return f"{mode}: {what}, of {counted.num_steps} steps of worker {worker} (--seed {seed} --mode {mode})"
@@ -117,8 +127,7 @@ def _disturb(
 ) -> None:
     job.start()
     samples: dict[str, list[ProcessUse]] = {name: [use] for name, use in job.use().items()}
-    kinds = [kind for kind in plan.kinds if plan.durability == LOG or kind not in NEEDS_LOG]
-    for number, fault in enumerate(islice(faults(seed, kinds, NUM_PSERVERS), plan.faults_per_job)):
+    for number, fault in enumerate(islice(faults(seed, plan.possible_kinds, NUM_PSERVERS), plan.faults_per_job)):
         if number >= _LEAST_FAULTS and time.monotonic() > ends_at:
             break
         on_fault(mode, fault)
