@@ -55,6 +55,7 @@ TINY = {  # in the order in which they start: the longest first
 }
 SLOW = ("compare", "het_auc", "scale")
 """Those that run when a test asks for them, with the slow tests."""
+pytestmark = pytest.mark.timeout(900)  # a run may wait for all others
 AT_ONCE = 3  # on two cores: most of them wait for processes
 
 
@@ -124,7 +125,6 @@ def test_sync_training_equals_plain_paddle(tiny: Tiny) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_page_shows_every_recorded_run(tiny: Tiny) -> None:
     for name in TINY:
         tiny.record(name)

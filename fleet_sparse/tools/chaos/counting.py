@@ -22,7 +22,6 @@ from paddle.distributed import fleet
 from fleet_sparse.plugin.install import install
 from fleet_sparse.plugin.save_calls import resume, save_every
 from fleet_sparse.plugin.strategy import PserverStrategy
-from fleet_sparse.tools.chaos.job import GEO_STEPS
 
 NUM_ROWS = 128
 STEPS = struct.Struct("<Q")
@@ -38,6 +37,7 @@ def main() -> None:
     """Runs a pserver or a worker, as fleetrun says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=("async", "lag", "geo", "sync"), required=True)
+    parser.add_argument("--geo-steps", type=int, required=True, help="steps of a window of a geo job")
     parser.add_argument("--restart-workers", action="store_true")
     arguments = parser.parse_args()
     mode: str = arguments.mode
@@ -54,7 +54,7 @@ def main() -> None:
     evaluation = paddle.static.default_main_program().clone(for_test=True)
     own = paddle.static.data("own", [num_workers, 1], "float32")
     loss = paddle.sum(paddle.matmul(rows, own))
-    fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy_of(mode)).minimize(loss)
+    fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy_of(mode, arguments.geo_steps)).minimize(loss)
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
@@ -71,7 +71,7 @@ def main() -> None:
         begun = resume("model")
         print("resumes at", begun, flush=True)
     counter = open_counter(worker)
-    num_steps = train(mode, counter, begun, lambda: executor.run(feed=feed, fetch_list=[loss]))
+    num_steps = train(mode, arguments.geo_steps, counter, begun, lambda: executor.run(feed=feed, fetch_list=[loss]))
     fleet.barrier_worker()
     values = executor.run(evaluation, feed={"ids": np.arange(NUM_ROWS)}, fetch_list=[rows])[0]
     counts = values[:, fleet.worker_index()]
@@ -81,14 +81,14 @@ def main() -> None:
     print("ended well", flush=True)
 
 
-def strategy_of(mode: str) -> PserverStrategy:
+def strategy_of(mode: str, geo_steps: int) -> PserverStrategy:
     """Returns the strategy of a mode in which updates add up exactly."""
     strategy = PserverStrategy(
         max_step_lag=_LAG if mode == "lag" else None, delta_scale="sum" if mode == "geo" else "avg"
     )
     strategy.a_sync = mode != "sync"
     if mode == "geo":
-        strategy.a_sync_configs = {"k_steps": GEO_STEPS}
+        strategy.a_sync_configs = {"k_steps": geo_steps}
     elif mode == "sync":
         strategy.gradient_scale_configs = {"scale_strategy": "sum"}
     return strategy
@@ -105,11 +105,12 @@ def open_counter(worker: int) -> mmap.mmap:
     return counter
 
 
-def train(mode: str, counter: mmap.mmap, begun: int | None, step: Callable[[], object]) -> int:
+def train(mode: str, geo_steps: int, counter: mmap.mmap, begun: int | None, step: Callable[[], object]) -> int:
     """Makes steps until the job should end.
 
     Args:
         mode: Mode of training.
+        geo_steps: Steps of a window of a geo job.
         counter: Number of steps of all lives.
         begun: Number of steps that the rows have; None for those of all former lives.
         step: Makes a step.
@@ -133,7 +134,7 @@ def train(mode: str, counter: mmap.mmap, begun: int | None, step: Callable[[], o
                 Path("last.part").rename("last")
             if Path("last").exists() and number == int(Path("last").read_text()):
                 return number
-        elif Path("finish").exists() and (mode != "geo" or (number - before) % GEO_STEPS == 0):
+        elif Path("finish").exists() and (mode != "geo" or (number - before) % geo_steps == 0):
             return number
         time.sleep(STEP_S)
     raise AssertionError("steps have no end")

@@ -289,7 +289,7 @@ def chaos_job(
     program = Path(__file__).with_name("counting.py")
     command: Sequence[str] = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
     command = [*command, "--server_num", str(NUM_PSERVERS), "--worker_num", str(NUM_WORKERS)]
-    command = [*command, str(program), "--mode", mode]
+    command = [*command, str(program), "--mode", mode, "--geo-steps", str(GEO_STEPS)]
     environment = child_environment(
         FLEET_SPARSE_DURABILITY=durability,
         FLEET_SPARSE_LOG=str(directory / LOG_DIRECTORY),

@@ -250,7 +250,7 @@ def test_a_log_continues_on_a_full_disk_in_a_small_segment(tmp_path: Path, monke
     assert bodies(tmp_path) == [b"before", b"a registration", b"a push"]
 
 
-def test_a_writer_takes_the_segment_that_the_former_one_had_allocated(
+def test_a_writer_takes_the_segment_allocated_by_the_former_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     former = small_writer(tmp_path, segment_bytes=4096)
