@@ -245,6 +245,20 @@ def test_power_cut_with_a_log_changes_no_loss_by_a_bit(
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee("H4")
+@pytest.mark.parametrize(("look_ahead", "clip"), [("", ""), ("1", "1")])
+@pytest.mark.parametrize("loses_power", [False, True], ids=["killed", "power cut"])
+def test_row_cache_of_one_worker_survives_its_pservers(
+    tmp_path: Path, look_ahead: str, clip: str, loses_power: bool
+) -> None:
+    variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip, "FLEET_SPARSE_LOG_SYNC_S": "1000" if loses_power else "1"}
+    undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], 1, **variables)
+    variables["ROW_CACHE"] = "1"
+    disturbed = losses_of_logged_job(tmp_path / "disturbed", [0, 1, 0], 1, loses_power=loses_power, **variables)
+    assert disturbed == undisturbed
+
+
+@pytest.mark.slow
 def test_suspended_pserver_is_replaced_after_the_stall_time(tmp_path: Path) -> None:
     with running_job(tmp_path, FLEET_SPARSE_STALL_S="2") as job:
         job.wait_for(lambda: "saved" in job.log("workerlog.0"))
