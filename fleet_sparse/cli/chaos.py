@@ -14,7 +14,18 @@ from rich.table import Table
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.tools.chaos.faults import NEEDS_LOG, Fault, FaultKind
-from fleet_sparse.tools.chaos.run import DURABILITIES, LOG, MODES, SNAPSHOT, USUAL_KINDS, ChaosPlan, ChaosReport, run
+from fleet_sparse.tools.chaos.run import (
+    DURABILITIES,
+    GEO,
+    LOG,
+    MODES,
+    SNAPSHOT,
+    SYNC,
+    USUAL_KINDS,
+    ChaosPlan,
+    ChaosReport,
+    run,
+)
 
 from .terminal import AS_IS, COUNT, bar, console, print_json
 
@@ -48,6 +59,9 @@ def chaos(
     kind: Annotated[
         list[FaultKind] | None, typer.Option(help="Kinds of faults; the first seven if left out.", show_default=False)
     ] = None,
+    row_lag: Annotated[
+        int, typer.Option(min=0, help="max_row_lag of row caches, which workers then have; 0 for none.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the faults.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
@@ -64,11 +78,18 @@ def chaos(
     modes: tuple[str, ...] = MODES if mode is ChaosMode.all else (mode.value,)
     assert durability.value in DURABILITIES, "the choices are those"
     if durability.value == SNAPSHOT:
-        modes = tuple(each for each in modes if each != "sync")
+        modes = tuple(each for each in modes if each != SYNC)
         if not modes:
             raise SettingError("chaos: --mode sync with --durability snapshot: such a job ends when a pserver dies")
         if not set(kinds) - set(NEEDS_LOG):
             raise SettingError(f"chaos: --kind is {kinds[0].value!r}, which needs --durability {LOG}")
+    if row_lag:
+        modes = tuple(each for each in modes if each != GEO)
+        if not modes or FaultKind.worker in kinds:
+            what = "--mode geo" if not modes else f"--kind {FaultKind.worker.value!r}"
+            raise SettingError(
+                f"chaos: --row-lag with {what}: its windows, or a dead worker, have updates of their own"
+            )
     if FaultKind.worker in kinds and durability.value == SNAPSHOT:
         raise SettingError(
             f"chaos: --kind is {FaultKind.worker.value!r}, which needs --durability {LOG}: a new worker cannot tell "
@@ -80,7 +101,13 @@ def chaos(
             "power cut loses what only the killed worker had"
         )
     plan = ChaosPlan(
-        modes=modes, durability=durability.value, seed=seed, faults_per_job=faults, kinds=kinds, duration_s=60 * minutes
+        modes=modes,
+        durability=durability.value,
+        seed=seed,
+        faults_per_job=faults,
+        kinds=kinds,
+        row_lag=row_lag,
+        duration_s=60 * minutes,
     )
     from fleet_sparse.warm_up import warm_up
 

@@ -34,6 +34,14 @@ def test_rarer_faults_lose_and_double_nothing(kind: str, mode: str) -> None:
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "lag", "sync"])
+def test_row_caches_lose_and_double_nothing(mode: str) -> None:
+    arguments = ["--minutes", "0", "--mode", mode, "--faults", "5", "--row-lag", "50"]
+    result = CliRunner().invoke(app, ["chaos", *arguments])
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.chaos
 def test_processes_do_not_grow_in_half_an_hour() -> None:
     """No power is cut: for that no log is synced, and workers keep all of their pushes."""
@@ -57,12 +65,21 @@ def test_an_hour_loses_and_doubles_nothing(durability: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--row-lag", "50", "--mode", "geo"],
+        ["--row-lag", "50", "--kind", "worker killed"],
         ["--durability", "snapshot", "--mode", "sync"],
         ["--durability", "snapshot", "--kind", "torn record at the end of the log"],
         ["--durability", "snapshot", "--kind", "worker killed"],
         ["--kind", "worker killed", "--kind", "power cut: half of the log that was not synced is lost"],
     ],
-    ids=["sync jobs end", "no log to cut", "worker killed without a log", "killed worker and power cut"],
+    ids=[
+        "windows of a geo job",
+        "updates of a dead worker",
+        "sync jobs end",
+        "no log to cut",
+        "worker killed without a log",
+        "killed worker and power cut",
+    ],
 )
 def test_what_a_job_cannot_survive_is_refused(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["chaos", *arguments])

@@ -20,6 +20,7 @@ import paddle
 from paddle.distributed import fleet
 
 from fleet_sparse.plugin.install import install
+from fleet_sparse.plugin.row_cache import RowCache
 from fleet_sparse.plugin.save_calls import resume, save_every
 from fleet_sparse.plugin.strategy import PserverStrategy
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=("async", "lag", "geo", "sync"), required=True)
     parser.add_argument("--geo-steps", type=int, required=True, help="steps of a window of a geo job")
+    parser.add_argument("--row-lag", type=int, default=0, help="max_row_lag of caches of half of the rows; 0 for none")
     parser.add_argument("--restart-workers", action="store_true")
     arguments = parser.parse_args()
     mode: str = arguments.mode
@@ -54,7 +56,9 @@ def main() -> None:
     evaluation = paddle.static.default_main_program().clone(for_test=True)
     own = paddle.static.data("own", [num_workers, 1], "float32")
     loss = paddle.sum(paddle.matmul(rows, own))
-    fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy_of(mode, arguments.geo_steps)).minimize(loss)
+    fleet.distributed_optimizer(
+        paddle.optimizer.SGD(1.0), strategy_of(mode, arguments.geo_steps, arguments.row_lag)
+    ).minimize(loss)
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
@@ -81,10 +85,13 @@ def main() -> None:
     print("ended well", flush=True)
 
 
-def strategy_of(mode: str, geo_steps: int) -> PserverStrategy:
+def strategy_of(mode: str, geo_steps: int, row_lag: int) -> PserverStrategy:
     """Returns the strategy of a mode in which updates add up exactly."""
     strategy = PserverStrategy(
-        max_step_lag=_LAG if mode == "lag" else None, delta_scale="sum" if mode == "geo" else "avg"
+        max_step_lag=_LAG if mode == "lag" else None,
+        delta_scale="sum" if mode == "geo" else "avg",
+        max_row_lag=row_lag or None,
+        row_cache=RowCache(max_rows=NUM_ROWS // 2) if row_lag else None,
     )
     strategy.a_sync = mode != "sync"
     if mode == "geo":

@@ -272,7 +272,7 @@ class ChaosJob:
 
 @contextmanager
 def chaos_job(
-    directory: Path, mode: str, durability: str, kinds: Collection[FaultKind], *, recovery_s: float
+    directory: Path, mode: str, durability: str, kinds: Collection[FaultKind], *, row_lag: int, recovery_s: float
 ) -> Iterator[ChaosJob]:
     """Runs a job in an empty directory; ends all of its processes with the block.
 
@@ -281,6 +281,7 @@ def chaos_job(
         mode: Mode of training: async, lag, geo or sync.
         durability: `FLEET_SPARSE_DURABILITY` of its pservers.
         kinds: Kinds of the faults that it will get.
+        row_lag: Bound of updates of its row caches; 0 for none.
         recovery_s: As of `ChaosJob`.
 
     Raises:
@@ -290,6 +291,7 @@ def chaos_job(
     command: Sequence[str] = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
     command = [*command, "--server_num", str(NUM_PSERVERS), "--worker_num", str(NUM_WORKERS)]
     command = [*command, str(program), "--mode", mode, "--geo-steps", str(GEO_STEPS)]
+    command = [*command, "--row-lag", str(row_lag)]
     environment = child_environment(
         FLEET_SPARSE_DURABILITY=durability,
         FLEET_SPARSE_LOG=str(directory / LOG_DIRECTORY),

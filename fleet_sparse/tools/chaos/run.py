@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from .faults import NEEDS_LOG, ON_REQUEST, Fault, FaultKind, faults
 from .growth import Growth, ProcessUse, growth
 from .job import MAX_INFLIGHT_PUSHES, NUM_PSERVERS, ChaosJob, Counted, Recovery, chaos_job, steps_per_push
 
-MODES = ("async", "lag", "geo", "sync")
+GEO, SYNC = "geo", "sync"
+MODES = ("async", "lag", GEO, SYNC)
 LOG, SNAPSHOT = "log", "snapshot"
 DURABILITIES = (LOG, SNAPSHOT)
 USUAL_KINDS = tuple(kind for kind in FaultKind if kind not in ON_REQUEST)
@@ -31,6 +33,7 @@ class ChaosPlan:
         seed: Seed of the faults; job n has the seed `seed + n`.
         faults_per_job: Largest number of faults of a job.
         kinds: Kinds of faults.
+        row_lag: Bound of updates of row caches, which the workers then have; 0 for none.
         duration_s: Seconds after which no further job begins, and no job gets more than eight faults.
     """
 
@@ -39,6 +42,7 @@ class ChaosPlan:
     seed: int = 0
     faults_per_job: int = 8
     kinds: Sequence[FaultKind] = USUAL_KINDS
+    row_lag: int = 0
     duration_s: float = 300.0
 
     @property
@@ -93,7 +97,8 @@ def run(plan: ChaosPlan, directory: Path, on_fault: OnFault) -> ChaosReport:
             return report
         place = directory / f"{number}-{mode}"
         place.mkdir()
-        with chaos_job(place, mode, plan.durability, plan.possible_kinds, recovery_s=_RECOVERY_S) as job:
+        options: dict[str, Any] = {"row_lag": plan.row_lag, "recovery_s": _RECOVERY_S}
+        with chaos_job(place, mode, plan.durability, plan.possible_kinds, **options) as job:
             _disturb(job, mode, plan, plan.seed + number, report, on_fault, ends_at)
     raise AssertionError("turns have no end")
 

@@ -1,6 +1,7 @@
 """Sync training of a small model, with barriers. Each worker writes its losses, bit by bit, to `losses`n.
 
-LOOK_AHEAD, CLIP and ROW_CACHE choose early pulls, the clip and copies of half of the rows. Each of the 300 steps lasts some milliseconds.
+LOOK_AHEAD, CLIP and ROW_CACHE choose early pulls, the clip, and copies of half of the rows. Each of the 300 steps lasts
+some milliseconds.
 """
 
 import os
