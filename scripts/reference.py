@@ -90,7 +90,7 @@ def _docstring(of: Any) -> list[str]:
     lines: list[str] = []
     if of.docstring is None:
         return lines
-    for section in of.docstring.parse("google"):
+    for section in of.docstring.parse("google", returns_multiple_items=False):
         if section.kind is griffe.DocstringSectionKind.text:
             lines += [section.value, ""]
             continue
