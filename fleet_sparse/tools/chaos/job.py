@@ -32,7 +32,7 @@ START_S, END_S = 120.0, 120.0
 GEO_STEPS = 2
 """Steps of a window of a geo job."""
 MAX_INFLIGHT_PUSHES = 4
-"""Of a job whose workers are killed: a worker that dies loses no more pushes than these."""
+"""`FLEET_SPARSE_MAX_INFLIGHT_PUSHES` of jobs whose workers are killed: one that dies loses no more pushes."""
 _LEAST_COMMITS = 4  # of a power cut
 _LEASE_S = 3.0
 _POLL_S = 0.01
