@@ -81,7 +81,7 @@ def save(options: argparse.Namespace, link: str, bound: str) -> dict[str, float]
             "--dim",
             str(options.dim),
         ]
-        command += ["--rounds", str(options.passes), "--directory", str(Path(directory)), *BOUNDS[bound]]
+        command += ["--passes", str(options.passes), "--directory", str(Path(directory)), *BOUNDS[bound]]
         workers = [
             Child(f"{bound}: worker {worker}", [*prefix, *command], environment)
             for worker, (prefix, environment) in enumerate(places)

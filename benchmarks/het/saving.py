@@ -1,6 +1,6 @@
 """A worker of `het_save`: it holds updates of many rows, and says how long a save keeps it from training.
 
-Its role comes from fleetrun's environment. All workers train all rows, `--rounds` times, so that the rows are old
+Its role comes from fleetrun's environment. All workers train all rows, `--passes` times, so that the rows are old
 enough for updates to be held. Its last line of output is `@@` and JSON.
 """
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--rows", type=AT_LEAST_1, required=True)
     parser.add_argument("--dim", type=AT_LEAST_1, required=True)
-    parser.add_argument("--rounds", type=AT_LEAST_1, required=True)
+    parser.add_argument("--passes", type=AT_LEAST_1, required=True)
     parser.add_argument("--directory", type=Path, required=True, help="empty, and the same for all workers")
     parser.add_argument("--lag", type=AT_LEAST_1, help="bound of updates; without it, a drift of twice the rate")
     options = parser.parse_args(arguments)
@@ -57,7 +57,7 @@ def saved(options: argparse.Namespace) -> dict[str, Any]:
     executor = paddle.static.Executor(paddle.CPUPlace())
     executor.run(paddle.static.default_startup_program())
     fleet.init_worker()
-    for _ in range(options.rounds):
+    for _ in range(options.passes):
         for batch in batches(options.rows):
             executor.run(feed={"ids": batch}, fetch_list=[])
         fleet.barrier_worker()

@@ -29,7 +29,8 @@ def test_a_short_run_loses_and_doubles_nothing() -> None:
 )
 def test_rarer_faults_lose_and_double_nothing(kind: str, mode: str) -> None:
     result = CliRunner().invoke(app, ["chaos", "--minutes", "0", "--mode", mode, "--faults", "3", "--kind", kind])
-    if "SYS_ADMIN" in str(result.exception) or "etcd" in str(result.exception):
+    lacks = ("capability SYS_ADMIN", "no program 'etcd'", "library etcd3gw is missing")
+    if any(each in str(result.exception) for each in lacks):  # this machine cannot have that fault
         pytest.skip(str(result.exception))
     assert result.exit_code == 0, result.output
 

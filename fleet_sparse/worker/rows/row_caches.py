@@ -47,7 +47,7 @@ class CacheStats(NamedTuple):
     bytes_saved: int
     """Bytes of ids, rows, gradients and states that were not sent and received, against no cache; negative if more."""
     lags: tuple[tuple[int, ...], ...]
-    """Of each pserver, number of refreshed copies by the class of their lag, `NUM_LAG_CLASSES` of them."""
+    """`NUM_LAG_CLASSES` numbers for each pserver: how many copies it refreshed that lagged as `lag_classes` says."""
 
 
 class _Read(NamedTuple):
