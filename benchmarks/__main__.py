@@ -65,7 +65,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--workers", "4", "--examples", "600000"),
     ),
     "het_link": ((), ("--rate", "1000", "--dim", "256")),
-    "het_save": ((),),
+    "het_save": ((), ("--trace-steps", "0")),
     "snapshot": (("--baseline",),),
     "dense": ((),),
     "serving": ((),),

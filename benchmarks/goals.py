@@ -852,13 +852,14 @@ GOALS: Sequence[Goal] = (
     ),
     *(
         Goal(
-            f"save, 8 workers, 500 000 cached rows each, dim 16, one pserver on 1 Gbit/s, {rows}: training waits",
+            f"save, 8 workers, 500 000 cached rows each, dim 16, one pserver on 1 Gbit/s, {rows}{what}: training waits",
             (bound,),
             "s",
             "het_save",
-            {"rate": 1000, "dim": 16, "workers": 8, "rows": 500_000},
+            {"rate": 1000, "dim": 16, "workers": 8, "rows": 500_000, "trace_steps": trace_steps},
             waited(rows),
         )
+        for trace_steps, what in ((1500, ""), (None, ", an update of every row held"))
         for rows, bound in (("lag 100, share 1/4", 1.0), ("drift 2 x rate", 2.0))
     ),
     _serving("plain model, CPU over a dense embedding's, batch 1", 1.6, served_ratio(_PLAIN, _DENSE, (1,), "cpu_s")),

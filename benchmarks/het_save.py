@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.het.network import can_make_hosts
 from benchmarks.het.training import read_output
 from benchmarks.het_link import NAMESPACES, PROXY, by_namespaces, by_proxy
-from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM
+from benchmarks.options import AT_LEAST_0, AT_LEAST_1, AT_LEAST_2, DIM
 from benchmarks.record import Record, add_results
 from fleet_sparse.local_pservers import Child, run_together
 
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dim", type=DIM, default=16)
     parser.add_argument("--workers", type=AT_LEAST_2, default=8)
     parser.add_argument("--rows", type=AT_LEAST_1, default=500_000, help="that each worker caches")
+    parser.add_argument("--trace-steps", type=AT_LEAST_0, default=1500, help="batches of each worker; 0: all rows")
     parser.add_argument("--passes", type=AT_LEAST_1, default=12, help="trainings of all rows before the last one")
     parser.add_argument("--rounds", type=AT_LEAST_1, default=1)
     parser.add_argument("--proxy", action="store_true", help="use the proxy in any case")
@@ -81,7 +82,8 @@ def save(options: argparse.Namespace, link: str, bound: str) -> dict[str, float]
             "--dim",
             str(options.dim),
         ]
-        command += ["--passes", str(options.passes), "--directory", str(Path(directory)), *BOUNDS[bound]]
+        command += ["--trace-steps", str(options.trace_steps), "--passes", str(options.passes)]
+        command += ["--directory", str(Path(directory)), *BOUNDS[bound]]
         workers = [
             Child(f"{bound}: worker {worker}", [*prefix, *command], environment)
             for worker, (prefix, environment) in enumerate(places)

@@ -42,6 +42,7 @@ WAYS = {
     "compare": ("model", "against"),
     "het_auc": ("model", "optimizer", "workers"),
     "het_link": ("model", "rate", "dim", "workers"),
+    "het_save": ("trace_steps",),
 }
 """Options by which the runs of a benchmark are told apart; each combination has rows of its own."""
 NOTHING = "No run is recorded yet.\n"

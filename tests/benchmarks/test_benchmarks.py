@@ -37,7 +37,7 @@ TINY = {  # in the order in which they start: the longest first
     "het_auc": "--workers 2 --examples 2000 --tested 500 --ids 50000",
     "het_link": "--workers 2 --pservers 1 --rate 1000 --dim 4 --examples 2000 --ids 50000 --batch 128 "
     "--evaluate-every 3 --proxy",
-    "het_save": "--workers 2 --rows 2000 --passes 12 --proxy",
+    "het_save": "--workers 2 --rows 2000 --trace-steps 3 --proxy",
     "entries": "--fresh 1000 --pushes 2 --batch 100 --steps 4 --rounds 2",
     "log": "--pushes 3 --batch 100 --rows 2000 --megabytes 1 --rounds 2",
     "start": "--rounds 1 --no-cold",
