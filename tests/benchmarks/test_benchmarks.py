@@ -53,8 +53,8 @@ TINY = {  # in the order in which they start: the longest first
     "dense": "--workers 2 --kilobytes 1 --rounds 2",
     "convergence": "--modes sync --seeds 1 --data synthetic 1000",
 }
-SLOW = ("compare", "het_auc", "scale")
-"""Those that run when a test asks for them, with the slow tests."""
+SLOW = ("compare", "durability", "het_auc", "het_link", "het_save", "keys", "link", "scale", "spread")
+"""Those with the most processes. They run when a test asks for them, with the slow tests."""
 pytestmark = pytest.mark.timeout(900)  # a run may wait for all others
 AT_ONCE = 3  # on two cores: most of them wait for processes
 
