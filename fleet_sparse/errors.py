@@ -14,6 +14,7 @@ FleetSparseError
 ├─ ProtocolError          bytes on the wire are wrong, or of another version                .code
 ├─ LeaseLost              a pserver no longer holds the lease of its shard; it answers nothing and ends
 ├─ LogFull                the disk of a pserver's log has no room; no row was changed
+├─ LogFailed              the disk of a pserver's log refused what was written; it answers nothing and ends
 ├─ LogCorrupt             bytes of a pserver's log are wrong                                .path .offset
 └─ SnapshotError          a snapshot cannot be written or read
    └─ SnapshotCorrupt     bytes on disk are wrong                                           .path .offset
@@ -97,6 +98,10 @@ class LeaseLost(FleetSparseError):
 
 class LogFull(FleetSparseError):
     """The disk of a pserver's log had no room for a push until it was given up; the push changed no row."""
+
+
+class LogFailed(FleetSparseError):
+    """The disk of a pserver's log refused to write or sync what was appended; the pserver answers nothing and ends."""
 
 
 class LogCorrupt(FleetSparseError):

@@ -101,6 +101,7 @@ def serve(options: Options, settings: Settings) -> None:
         SettingError: An option contradicts another one, or an address cannot or may not be bound.
         SnapshotError: The snapshot to start from cannot be read.
         LeaseLost: Another pserver may answer for the shard.
+        LogFailed: As `DataPlane.run`.
     """
     _allow_files()
     signal.signal(signal.SIGTERM, _exit)  # until there are requests to finish

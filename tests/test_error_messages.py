@@ -39,6 +39,7 @@ from fleet_sparse.errors import (
     InstallError,
     LeaseLost,
     LogCorrupt,
+    LogFailed,
     LogFull,
     PlanError,
     ProtocolError,
@@ -78,6 +79,7 @@ from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.endpoints import DataEndpoints, check_free, choose
 from fleet_sparse.pserver.lease.directory import DirectoryCoordinator
 from fleet_sparse.pserver.lease.lease import take_lease
+from fleet_sparse.pserver.log.log_format import Kind
 from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.pserver.read_only import content as read_only_content
 from fleet_sparse.pserver.read_only.service import ReadOnlyService
@@ -1205,6 +1207,21 @@ def _no_room_for_a_push(where: Path) -> None:
         raise LinkErrors(0, "pserver:0", lambda: "").refused(refusal.error.code, refusal.error.message) from None
     finally:
         close(shard)
+
+
+@entry(
+    LogFailed,
+    "log '<dir>': the disk refused to write what was appended ([Errno 5] input/output error). This pserver answers "
+    "nothing any more and ends. Look after the disk, or set FLEET_SPARSE_LOG to another one",
+)
+def _failed_sync(where: Path) -> None:
+    writer = small_writer(where)
+    writer.append(Kind.LOAD)
+    try:
+        with mock.patch("os.fdatasync", side_effect=OSError(errno.EIO, "input/output error")):
+            writer.sync()
+    finally:
+        writer.close()
 
 
 @entry(

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fleet_sparse.control_socket import ControlSocket
 from fleet_sparse.credentials import NO_KEYS, Credentials
-from fleet_sparse.errors import ErrorCode, FleetSparseError, ProtocolError
+from fleet_sparse.errors import ErrorCode, FleetSparseError, LogFailed, ProtocolError
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, METHODS, SERVICE, to_status
@@ -165,6 +165,8 @@ class ControlPlane:
                 answered = error
             if self._lease is not None and self._lease.is_lost:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the pserver has lost its lease")
+            if isinstance(answered, LogFailed):
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the pserver ends, its log has failed")
             if isinstance(answered, Exception):
                 status = to_status(answered)
                 await context.abort(grpc.StatusCode[status.code], status.details, status.metadata)

@@ -175,6 +175,7 @@ def _continue_log(
         is_synced=settings.durability == "sync",
         failover_s=settings.failover_s,
         control=None if replayed is None else replayed.control,
+        durable=shard.ledger.watermarks(),
     )
     return replayed
 

@@ -136,6 +136,7 @@ class Shard:
         self.log: ShardLog | None = None
         self.fault = ""
         self.deferred_replies: list[DeferredReply] = []
+        self._waiting_for_room: dict[bytes, Header] = {}  # newest push of each client that waits for room in the log
 
     # Tables
 
@@ -321,7 +322,8 @@ class Shard:
         is_new_push = verdict is Verdict.NEW
         if is_new_push and self.log is not None and self.log.is_full and header.op in _GROWS:
             self.log.check_waits()
-            return Reply(Op.WAIT, [], self.ledger.applied(client_id), self.complete_step)
+            self._waiting_for_room[client_id] = header
+            return Reply(Op.WAIT, [], self.acked_push(header), self.complete_step)
         try:
             pulls = find_pulls(
                 self.tables,
@@ -342,7 +344,7 @@ class Shard:
             for block, entry in () if is_new_push else pulls:
                 entry.table.check_pull(block)
             job.defer(DeferredRequest(header, pulls))
-            return Reply(Op.WAIT, [], self.ledger.applied(header.client_id), job.clock.complete)
+            return Reply(Op.WAIT, [], self.acked_push(header), job.clock.complete)
         return self._answer(job, header, pulls, outs)
 
     def pull_plain(self, header: Header, frame: PlainFrame) -> tuple[NDArray[np.float32], Reply] | None:
@@ -370,7 +372,7 @@ class Shard:
             return None
         self.counters.num_pulled_rows += frame.num_rows
         step = 0 if job is None else job.clock.complete
-        return rows, Reply(Op.ROWS, [], self.ledger.applied(client_id), step)
+        return rows, Reply(Op.ROWS, [], self.acked_push(header), step)
 
     def push_plain(self, header: Header, frame: PlainFrame) -> Reply | None:
         """Carries out a plain PUSH, as `execute` would; returns None, and nothing changed, if that has to answer it.
@@ -485,10 +487,20 @@ class Shard:
                         f"{self.shard_index} are wrong. Start the pserver again from a snapshot"
                     )
                 if self.log is not None:
-                    self.log.void()
+                    self._void(self.log, error)
                 raise
         self.ledger.record(watermarks)
         return num_rows
+
+    def _void(self, log: ShardLog, reason: BaseException) -> None:
+        """Makes the record of a commit void that failed. Without that nothing may follow it in the log."""
+        try:
+            log.void()
+        except Exception as error:
+            self.fault = (
+                f"a push failed ({type(reason).__name__}: {reason}), and the log cannot say so ({error}). Start the "
+                "pserver again"
+            )
 
     def take_deferred_replies(self) -> list[DeferredReply]:
         """Returns the results of deferred requests that are ready, each once."""
@@ -525,7 +537,27 @@ class Shard:
         """Returns the newest push of a client that survives the machine, as far as it is known; 0 without a log."""
         return 0 if self.log is None else self.log.durable_push(client_id)
 
+    def acked_push(self, request: Header) -> int:
+        """Returns the newest push that the reply to a request acknowledges.
+
+        Where a push is durable before it is acked, the reply to a push waits for that, and the others do not.
+        """
+        applied = self.ledger.applied(request.client_id)
+        if self.log is None or not self.log.is_synced or request.op in PUSHES:
+            return applied
+        return min(applied, self.log.durable_push(request.client_id))
+
     # The log
+
+    def end_waits_for_room(self) -> None:
+        """Has clients send the pushes again that waited for room in the log, if there is some."""
+        if self.log is None or self.log.is_full or not self._waiting_for_room:
+            return
+        waiting, self._waiting_for_room = self._waiting_for_room, {}
+        for header in waiting.values():
+            expected = self.ledger.newest(header.client_id) + 1
+            again = Refusal(ErrorCode.GAP, f"header: the log has room again, send push {expected} again", expected)
+            self.deferred_replies.append(DeferredReply(header, again))
 
     def begin_checkpoint(self) -> int | None:
         """Begins a segment of the log with the state that rows files do not have; returns its first lsn.
@@ -608,7 +640,7 @@ class Shard:
                 self.counters.num_pulled_rows += block.count
         if job is not None:
             blocks, step = finish_step(job, header, pulls, blocks), job.clock.complete
-        return Reply(REPLIES.get(header.op, Op.ACK), blocks, self.ledger.applied(header.client_id), step)
+        return Reply(REPLIES.get(header.op, Op.ACK), blocks, self.acked_push(header), step)
 
     def _answer_of(self, block: Block, entry: TableEntry) -> list[Block]:
         if self._jobs.cache_terms is None:  # another job has begun while the request was deferred

@@ -9,14 +9,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fleet_sparse.errors import LeaseLost, LogFull
+from fleet_sparse.errors import LeaseLost, LogFailed, LogFull
 from fleet_sparse.wire.frame_format import Buffer
 
 from .log_format import (
+    HEAD_BYTES,
     HEADER_BYTES,
     Kind,
     LogIdentity,
@@ -38,10 +40,12 @@ _MAX_PARTS = 1000  # of one write; the system allows 1024
 _MAX_WAIT_S = 1.0
 """Longest time between two attempts to allocate a segment."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_LAST_SHARE = 16
+"""A segment is synced when this part of it is left, so that the sync before the next one has little to write."""
 
 
 class LogWriter:
-    """Writes one log. `append` and `begin_segment` belong to one thread; `sync`, `exclusive` and `close` to any.
+    """Writes one log. `append`, `void` and `begin_segment` belong to one thread, all else to any.
 
     It begins with a segment of its generation. From then on a writer of a smaller generation, which had lost its lease
     without knowing, changes no file that counts: what it still appends lies behind the records that the next segment
@@ -64,6 +68,9 @@ class LogWriter:
         num_bytes: Bytes of the records since the checkpoint that this pserver started from.
         full_since: Monotonic time since when no segment can be allocated ahead because the disk has no room; None if
             one is allocated.
+        fault: Why the disk refused what was written; None if it did not. Nothing is appended any more, and `close` cuts
+            off what is not known to be durable.
+        on_change: Called, by any thread, when `durable_lsn` has grown, there is room again, or there is a fault.
 
     Raises:
         LogFull: The first segment cannot be allocated, nor a small one for a log that continues.
@@ -86,15 +93,23 @@ class LogWriter:
         self.newest_lsn = self.durable_lsn = newest_lsn
         self.num_bytes = num_bytes
         self.full_since: float | None = None
+        self.fault: LogFailed | None = None
+        self.on_change: Callable[[], None] = _ignore
         self._identity = identity
         self._generation = generation
         self._newest_checksum = newest_checksum
         self._sync_s = sync_s
         self._segment_bytes = segment_bytes
-        self._fault: OSError | None = None  # of a sync: what is durable is unknown from then on
         self._next_path = directory / next_segment_name(generation)
         self._next: tuple[int, int] | None = None  # descriptor and length of the segment that is allocated ahead
         self._segment, self._offset, self._end = -1, 0, 0
+        self._sync_at = 0  # offset from which on the segment ends soon
+        self._appended = newest_lsn, 0  # newest lsn, and where its record ends; assigned at once
+        self._newest_begin = 0  # where the newest record begins
+        self._valid_end = 0  # where the segment is cut off after a fault
+        self._is_name_durable = True  # of the segment
+        self._ended: deque[tuple[int, int]] = deque()  # segments before, and where their content ends
+        self._is_sync_wanted = False
         self._is_closed = False
         # Held by whoever allocates, syncs or changes the segments; an append of a record does not take it.
         self._lock = threading.RLock()
@@ -129,27 +144,63 @@ class LogWriter:
 
         Raises:
             LogFull: The disk has no room. Nothing was appended.
+            LogFailed: There is a `fault`. Nothing was appended.
             OSError: The system refuses. Nothing was appended.
         """
-        if self._fault is not None:
-            raise self._fault
+        self.check()
         counts = num_marks, num_left, num_blocks, body_bytes
         lsn = self.newest_lsn + 1
         head, checksum = pack_head(kind, lsn, self._newest_checksum, step, counts, parts)
         num_bytes = len(head) + sum(map(len, parts))
-        if num_bytes > self._end - self._offset:
+        if num_bytes + (0 if kind is Kind.VOID else HEAD_BYTES) > self._end - self._offset:
             self.begin_segment(num_bytes)
         _write(self._segment, [head, *parts], self._offset)
+        self._newest_begin = self._offset
         self._offset += num_bytes
         self.num_bytes += num_bytes
         self._newest_checksum, self.newest_lsn = checksum, lsn
+        self._appended = lsn, self._offset
+        if self._offset >= self._sync_at:
+            self._sync_at = self._end + 1
+            self.request_sync()
         return lsn
+
+    def void(self) -> None:
+        """Appends that the record before has no effect. There is always room for it.
+
+        If the system refuses, there is a `fault` from then on, and `close` cuts the record before off.
+
+        Raises:
+            LogFailed: The system refuses, or there is a `fault`.
+        """
+        try:
+            self.append(Kind.VOID)
+        except OSError as error:
+            self._fail(error, self._newest_begin)
+            self.check()
+
+    def check(self) -> None:
+        """Checks that records can be appended.
+
+        Raises:
+            LogFailed: There is a `fault`.
+        """
+        if self.fault is not None:
+            raise LogFailed(str(self.fault)) from self.fault.__cause__
+
+    def request_sync(self) -> None:
+        """Makes the records so far durable soon, in another thread. Those that come meanwhile share the next sync."""
+        if self._is_sync_wanted:
+            return
+        with self._wanted:
+            self._is_sync_wanted = True
+            self._wanted.notify()
 
     def begin_segment(self, num_bytes: int = 0) -> int:
         """Begins a new segment with room for a record of `num_bytes`; returns its first lsn.
 
         Raises:
-            LogFull, OSError: As `append`. The segment before is continued.
+            LogFull, LogFailed, OSError: As `append`. The segment before is continued.
             LeaseLost: As `exclusive`.
         """
         with self.exclusive():
@@ -194,24 +245,29 @@ class LogWriter:
             self._begin_segment(0)
             self.full_since = time.monotonic()
             _log.warning("%s. Pushes wait until there is room", error)
+        _sync_directory(self.directory)
+        self._is_name_durable = True
 
     def _begin_segment(self, num_bytes: int) -> int:
-        first_lsn = self.newest_lsn + 1
+        first_lsn, needed = self.newest_lsn + 1, HEADER_BYTES + num_bytes + HEAD_BYTES
         with self._lock:
             self.sync()
-            segment, end = self._next or (-1, 0)
-            if end < HEADER_BYTES + num_bytes:
-                segment, end = self._allocate(max(self._segment_bytes, HEADER_BYTES + num_bytes))
-                self._next = segment, end
+            if self._next is None:
+                self._next = self._allocate(max(self._segment_bytes, needed))
+            elif self._next[1] < needed:
+                self._reserve(*self._next, needed)
+                self._next = self._next[0], needed
+            segment, end = self._next
             header = SegmentHeader(self._identity, self._generation, first_lsn, self._newest_checksum)
             os.pwrite(segment, header.to_bytes(), 0)
             os.fdatasync(segment)
             os.rename(self._next_path, self.directory / segment_name(first_lsn))
-            _sync_directory(self.directory)
-            former, self._segment, self._next = self._segment, segment, None
-            self._offset, self._end = HEADER_BYTES, end
-            if former >= 0:
-                os.close(former)
+            if self._segment >= 0:
+                self._ended.append((self._segment, self._offset))
+            self._segment, self._next = segment, None
+            self._offset, self._end, self._sync_at = HEADER_BYTES, end, end - end // _LAST_SHARE
+            self._appended, self._valid_end = (self.newest_lsn, HEADER_BYTES), HEADER_BYTES
+            self._is_name_durable = False
         with self._wanted:
             self._wanted.notify()
         return first_lsn
@@ -220,19 +276,34 @@ class LogWriter:
         """Makes all records durable that are appended so far.
 
         Raises:
-            OSError: The system refuses, now or before. No later record is accepted.
+            LogFailed: The system refuses, now or before. No later record is accepted.
         """
         with self._lock:
-            if self._fault is not None:
-                raise self._fault
-            lsn = self.newest_lsn
-            if lsn > self.durable_lsn and self._segment >= 0:
-                try:
-                    os.fdatasync(self._segment)
-                except OSError as error:
-                    self._fault = error
-                    raise
-                self.durable_lsn = lsn
+            self.check()
+            lsn, end = self._appended
+            if lsn <= self.durable_lsn or self._segment < 0:
+                return
+            try:
+                os.fdatasync(self._segment)
+                if not self._is_name_durable:
+                    _sync_directory(self.directory)
+                    self._is_name_durable = True
+            except OSError as error:
+                self._fail(error, self._valid_end)
+                self.check()
+            self.durable_lsn, self._valid_end = lsn, end
+        self.on_change()
+
+    def _fail(self, error: OSError, valid_end: int) -> None:
+        """Accepts no record any more: what is durable behind `valid_end` of the segment is not known."""
+        with self._lock:
+            self._valid_end = valid_end
+            self.fault = LogFailed(
+                f"log {str(self.directory)!r}: the disk refused to write what was appended ({error}). This pserver "
+                "answers nothing any more and ends. Look after the disk, or set FLEET_SPARSE_LOG to another one"
+            )
+            self.fault.__cause__ = error
+        self.on_change()
 
     def close(self) -> None:
         """Makes all records durable and ends the thread. A second call does nothing."""
@@ -245,62 +316,94 @@ class LogWriter:
         with self._lock:
             try:
                 self.sync()
-            except OSError:
-                _log.exception("%s: the last records may not be durable", self.directory)
+            except LogFailed:
+                self._cut_off()
+            self._close_ended()
             if self._next is not None:
                 os.close(self._next[0])
                 with contextlib.suppress(OSError):
                     os.unlink(self._next_path)
             os.close(self._segment)
 
+    def _cut_off(self) -> None:
+        """Cuts off what may not be durable, as a loss of power would: no record of it was needed."""
+        try:
+            with self.exclusive():
+                os.ftruncate(self._segment, self._valid_end)
+        except (OSError, LeaseLost):
+            _log.exception("%s: the last records may not be durable", self.directory)
+
+    def _close_ended(self) -> None:
+        """Gives the room back that the segments before did not use."""
+        while self._ended:
+            segment, end = self._ended.popleft()
+            with contextlib.suppress(OSError):
+                os.ftruncate(segment, end)
+            os.close(segment)
+
     def _run(self) -> None:
-        """Allocates the next segment and syncs, until `close`."""
+        """Allocates the next segment and syncs, until `close` or a fault."""
+        sync_at = time.monotonic() + self._sync_s
         while True:
-            try:
-                with self._lock:
-                    if self._next is None:
-                        self._next = self._allocate(self._segment_bytes)
-                        self.full_since = None
-            except LogFull as error:
-                if self.full_since is None:
-                    self.full_since = time.monotonic()
-                    _log.warning("%s. Pushes wait until there is room", error)
-            except OSError:
-                _log.exception("%s: no segment could be allocated", self.directory)
-            try:
-                self.sync()
-            except OSError:
-                _log.exception("%s: records cannot be made durable, pushes are refused", self.directory)
-                return
+            self._close_ended()
+            self._allocate_ahead()
+            pause_s = max(sync_at - time.monotonic(), 0.0)
             with self._wanted:
-                if not self._is_closed and self._next is not None:
-                    self._wanted.wait(self._sync_s)
-                elif not self._is_closed:
-                    self._wanted.wait(min(self._sync_s, _MAX_WAIT_S))
+                if not (self._is_closed or self._is_sync_wanted):
+                    self._wanted.wait(pause_s if self._next is not None else min(pause_s, _MAX_WAIT_S))
                 if self._is_closed:
                     return
+                is_due = self._is_sync_wanted or time.monotonic() >= sync_at
+                self._is_sync_wanted = False
+            if is_due:
+                try:
+                    self.sync()
+                except LogFailed:
+                    _log.exception("%s: records cannot be made durable", self.directory)
+                    return
+                sync_at = time.monotonic() + self._sync_s
+
+    def _allocate_ahead(self) -> None:
+        """Allocates the next segment, if there is none and room for it."""
+        was_full = self.full_since is not None
+        try:
+            with self._lock:
+                if self._next is None:
+                    self._next = self._allocate(self._segment_bytes)
+                    self.full_since = None
+        except LogFull as error:
+            if self.full_since is None:
+                self.full_since = time.monotonic()
+                _log.warning("%s. Pushes wait until there is room", error)
+        except OSError:
+            _log.exception("%s: no segment could be allocated", self.directory)
+        if was_full and self.full_since is None:
+            self.on_change()
 
     def _allocate(self, num_bytes: int) -> tuple[int, int]:
         """Returns a new segment without content, and its length."""
-        path = self._next_path
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        if self._next is not None:
-            os.close(self._next[0])
-            self._next = None
-        segment = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        segment = os.open(self._next_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            self._reserve(segment, 0, num_bytes)
+            os.fdatasync(segment)  # so that later syncs write its records only
+        except (LogFull, OSError):
+            os.close(segment)
+            self._next_path.unlink()
+            raise
+        return segment, num_bytes
+
+    def _reserve(self, segment: int, former_bytes: int, num_bytes: int) -> None:
+        """Makes a segment longer, or leaves it as it is."""
         try:
             os.posix_fallocate(segment, 0, num_bytes)
         except OSError as error:
-            os.close(segment)
-            path.unlink()
+            os.ftruncate(segment, former_bytes)
             if error.errno in _NO_ROOM:
                 raise LogFull(
                     f"{self.directory}: the disk has no room for a segment of {num_bytes >> 20} MiB of the log. Free "
                     "some, or set FLEET_SPARSE_LOG to another disk"
                 ) from error
             raise
-        return segment, num_bytes
 
 
 @contextmanager
@@ -344,6 +447,10 @@ def _write(file: int, parts: Sequence[Buffer], offset: int) -> None:
                 num_written -= len(some.pop(0))
             if num_written:
                 some[0] = memoryview(some[0])[num_written:]
+
+
+def _ignore() -> None:
+    """Nobody waits for a change."""
 
 
 def _sync_directory(directory: Path) -> None:

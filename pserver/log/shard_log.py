@@ -52,12 +52,14 @@ class ShardLog:
     Args:
         writer: Writes the records.
         tables: Tables of the shard.
-        is_synced: True if a commit is durable before it is applied.
+        is_synced: True if a push is durable before it is acked.
         failover_s: As `Settings.failover_s`.
         control: What the control plane continues from; None for a log that begins.
+        durable: Newest durable push of each client whose pushes the log continues.
 
     Attributes:
         writer: As given.
+        is_synced: As given.
         control: All changes of the control plane so far.
         is_finished: True if the job has ended in order, so that nothing continues from the log.
     """
@@ -70,15 +72,16 @@ class ShardLog:
         is_synced: bool = False,
         failover_s: float = Settings.failover_s,
         control: ControlState | None = None,
+        durable: Sequence[Watermark] = (),
     ) -> None:
         self.writer = writer
+        self.is_synced = is_synced
         self.control = ControlState() if control is None else control
         self.is_finished = False
         self._tables = tables
-        self._is_synced = is_synced
         self._failover_s = failover_s
         self._marks: deque[tuple[int, Sequence[Watermark]]] = deque()  # by lsn, of records that are not durable
-        self._durable: dict[bytes, int] = {}
+        self._durable = {mark.client_id: mark.watermark for mark in durable}
 
     def commit(
         self,
@@ -127,14 +130,20 @@ class ShardLog:
                 )
         except LogFull as error:
             raise Refusal(ErrorCode.LOG_FULL, str(error)) from error
-        if self._is_synced:
-            self.writer.sync()
         if watermarks and lsn:
             self._marks.append((lsn, watermarks))
+        elif self.is_synced:  # it is no push, whose reply waits
+            self.writer.sync()
 
     def void(self) -> None:
-        """Appends that the record before has no effect."""
-        self.writer.append(Kind.VOID)
+        """Appends that the record before has no effect.
+
+        Raises:
+            LogFailed: As `LogWriter.void`.
+        """
+        if self._marks and self._marks[-1][0] == self.writer.newest_lsn:
+            self._marks.pop()
+        self.writer.void()
 
     def add_table(self, spec: TableSpec | DenseSpec, declared_by: str, *, is_loaded: bool) -> None:
         """Appends the declaration of a table."""
@@ -214,13 +223,14 @@ class ShardLog:
             "base": None if base is None else f"{base:016x}",
         }
         body = json.dumps(state).encode()
-        self.writer.append(
+        lsn = self.writer.append(
             Kind.STATE,
             num_marks=len(watermarks),
             num_left=len(left),
             body_bytes=len(body),
             parts=[pack_marks([*watermarks, *left]), *padded(body)],
         )
+        self._marks.append((lsn, watermarks))
         return first_lsn
 
     @property

@@ -13,19 +13,21 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import zmq
 
-from fleet_sparse.errors import SettingError
+from fleet_sparse.errors import LogFailed, SettingError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import Message
 
 from ..engine.shard import Shard
 from ..lease.lease import Lease
+from .held_replies import HeldReplies
 from .protocol import AnyShard
-from .requests import Traffic, answer, deferred_answers, forbid
+from .requests import Answer, Traffic, answer, deferred_answers, forbid
 from .straight_path import StraightPath
 from .streams import Peer, Streams
 
@@ -114,6 +116,12 @@ class DataPlane:
         self._watch(self._woken)
         if streams is not None:
             streams.permits = self._permits
+        self._logged: Shard | None = None  # the shard, if it has a log
+        self._held: HeldReplies | None = None  # replies, if pushes are durable before they are acked
+        if isinstance(shard, Shard) and shard.log is not None:
+            self._logged = shard
+            shard.log.writer.on_change = self._wake_up
+            self._held = HeldReplies(shard.log.writer) if shard.log.is_synced else None
         self.traffic = Traffic()
         self.port = 0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -161,12 +169,18 @@ class DataPlane:
             os.write(self.wake_fd, b"\0")
 
     def run(self) -> None:
-        """Answers requests and runs tasks until `stop`, then closes."""
+        """Answers requests and runs tasks until `stop`, then closes.
+
+        Raises:
+            LogFailed: The log of the shard cannot be written. What it did not keep was not answered.
+        """
         poll = self._poll if self._streams is None or self._socket is not None else self._streams.poll
         try:
             while not self._stopping:
                 if self._woken in poll():
                     os.read(self._woken, PIPE_BYTES)
+                if self._logged is not None:
+                    self._follow_log(self._logged)
                 # Only those posted so far: a task posted by another one, as by a save, runs after a request.
                 for _ in range(len(self._tasks)):
                     if not self._stopping:
@@ -178,11 +192,15 @@ class DataPlane:
                     self._answer_streams(self._streams)
         finally:
             self.close()
+        if self._logged is not None and self._logged.log is not None:
+            self._logged.log.writer.check()
 
     def close(self) -> None:
         """Sends pending replies, for at most a second, and cancels all tasks. Not to be called during `run`."""
         self._stopped = True
         self._cancel_tasks()
+        if self._held:
+            self._wait_for_log()
         self._epoll.close()
         if self._streams is not None:
             self._streams.close()
@@ -217,12 +235,14 @@ class DataPlane:
             peer, message = request
             plain = None if self._straight_path is None else self._straight_path.answer(message)
             if plain is not None:
-                if self._lease is not None and time.monotonic() >= self._lease.valid_until:
-                    self._lose()
+                if not self._may_answer():
                     return
                 traffic.bytes_received += plain.num_bytes_received
                 traffic.bytes_sent += plain.num_bytes_sent
-                peer.send_message(plain.message)
+                if self._held is not None and plain.is_to_push:
+                    self._hold(partial(peer.send_message, plain.message), plain.num_bytes_sent)
+                else:
+                    peer.send_message(plain.message)
                 del request, message, plain  # so that their memory can be used again
             else:
                 self._answer_message(streams, peer, message)
@@ -244,14 +264,12 @@ class DataPlane:
         if parts is None:
             return
         reply = answer(self._shard, parts, self._max_frame_bytes)
-        if self._lease is not None and time.monotonic() >= self._lease.valid_until:
-            self._lose()
+        if not self._may_answer():
             return
         self.traffic.bytes_received += sum(map(len, parts))
-        self.traffic.bytes_sent += sum(map(len, reply.parts))
         if reply.is_deferred:
             self._peers[reply.client_id] = peer
-        peer.send(reply.parts)
+        self._send(reply, peer.send)
 
     def _answer_messages(self, socket: zmq.Socket[bytes]) -> None:
         """Answers requests until there is something else to do."""
@@ -263,14 +281,12 @@ class DataPlane:
                 return
             parts = [frame.buffer for frame in frames]
             reply = answer(self._shard, parts, self._max_frame_bytes)
-            if self._lease is not None and time.monotonic() >= self._lease.valid_until:
-                self._lose()
+            if not self._may_answer():
                 return
             traffic.bytes_received += sum(map(len, parts))
-            traffic.bytes_sent += sum(map(len, reply.parts))
             if reply.is_deferred:
                 self._zmq_peers[reply.client_id] = peer
-            self._send_message(peer, reply.parts)
+            self._send(reply, partial(self._send_message, peer))
             del frames, parts, reply
             if self._shard.deferred_replies:
                 self._send_deferred()
@@ -279,21 +295,66 @@ class DataPlane:
 
     def _send_deferred(self) -> None:
         for reply in deferred_answers(self._shard):
-            if self._lease is not None and time.monotonic() >= self._lease.valid_until:
-                self._lose()
+            if not self._may_answer():
                 return
-            self.traffic.bytes_sent += sum(map(len, reply.parts))
             peer = self._peers.get(reply.client_id)
             if peer is not None:
-                peer.send(reply.parts)
+                self._send(reply, peer.send)
             elif reply.client_id in self._zmq_peers:
-                self._send_message(self._zmq_peers[reply.client_id], reply.parts)
+                self._send(reply, partial(self._send_message, self._zmq_peers[reply.client_id]))
 
-    def _lose(self) -> None:
-        """The lease is lost: another pserver may have answered, so the reply that was made is not true any more."""
-        assert self._lease is not None
-        self._lease.lose()
-        self._stopping = True
+    def _send(self, reply: Answer, send: Callable[[list[Buffer]], None]) -> None:
+        """Sends a reply, or holds it if what it acknowledges is not durable."""
+        num_bytes = sum(map(len, reply.parts))
+        self.traffic.bytes_sent += num_bytes
+        if self._held is not None and reply.is_to_push:
+            self._hold(partial(send, reply.parts), num_bytes)
+        else:
+            send(reply.parts)
+
+    def _hold(self, send: Callable[[], None], num_bytes: int) -> None:
+        assert self._held is not None
+        self._held.add(send, num_bytes)
+        if self._held.are_too_many:
+            self._wait_for_log()
+        else:
+            self._send_held()
+
+    def _send_held(self) -> None:
+        assert self._held is not None
+        for send in self._held.take_due():
+            if not self._may_answer():
+                return
+            send()
+
+    def _wait_for_log(self) -> None:
+        """Sends all replies that are held, once the log is durable."""
+        assert self._logged is not None
+        assert self._logged.log is not None
+        with contextlib.suppress(LogFailed):  # which `run` raises
+            self._logged.log.writer.sync()
+            self._send_held()
+
+    def _follow_log(self, shard: Shard) -> None:
+        """Does what the thread of the log made possible."""
+        if not self._may_answer():
+            return
+        if self._held is not None:
+            self._send_held()
+        shard.end_waits_for_room()
+        if shard.deferred_replies:
+            self._send_deferred()
+
+    def _may_answer(self) -> bool:
+        """Returns whether a reply that was made is true; if not, the data plane stops."""
+        if self._lease is not None and time.monotonic() >= self._lease.valid_until:
+            self._lease.lose()  # another pserver may have answered
+            self._stopping = True
+            return False
+        if self._logged is not None and self._logged.log is not None and self._logged.log.writer.fault is not None:
+            self._stopping = True
+            return False
+        return True
 
     def _send_message(self, peer: zmq.Frame, parts: list[Buffer]) -> None:
         assert self._socket is not None

@@ -10,7 +10,6 @@ from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.wire.frame_format import PUSHES, READS, Block, Frame, FrameError, Header, Op
 
-from ..engine.dedup import DedupLedger
 from ..engine.reply import DeferredReply, Reply
 from ..engine.shard import Counters
 from ..refusal import Refusal
@@ -22,7 +21,7 @@ class AnyShard(Protocol):
     """The calls that a data plane makes on the shard that it serves: a `Shard`, or a `ReadOnlyShard`.
 
     Attributes:
-        shard_index, cluster_id, incarnation, placement, counters, ledger, deferred_replies: As of a `Shard`.
+        shard_index, cluster_id, incarnation, placement, counters, deferred_replies: As of a `Shard`.
         requests: Ops that it answers, be it by a refusal; all others are MALFORMED.
     """
 
@@ -31,13 +30,16 @@ class AnyShard(Protocol):
     incarnation: int
     placement: Placement
     counters: Counters
-    ledger: DedupLedger
     deferred_replies: list[DeferredReply]
     requests: frozenset[Op]
 
     @property
     def complete_step(self) -> int:
         """The `step` of replies that are errors."""
+        ...
+
+    def acked_push(self, request: Header) -> int:
+        """The `push_seq` of the reply to a request that is an error."""
         ...
 
     def durable_push(self, client_id: bytes) -> int:
@@ -77,17 +79,21 @@ def answer(shard: AnyShard, frame: Frame) -> Frame:
 
 def take_deferred_replies(shard: AnyShard) -> list[Frame]:
     """Returns the replies to requests that were answered with WAIT and are ready, each once."""
-    return [
-        _error_frame(shard, header, outcome) if isinstance(outcome, Exception) else _reply_frame(shard, header, outcome)
-        for header, outcome in shard.take_deferred_replies()
-    ]
+    return [deferred_reply(shard, reply) for reply in shard.take_deferred_replies()]
+
+
+def deferred_reply(shard: AnyShard, reply: DeferredReply) -> Frame:
+    """Returns the reply to a request that was deferred."""
+    header, outcome = reply
+    if isinstance(outcome, Exception):
+        return _error_frame(shard, header, outcome)
+    return _reply_frame(shard, header, outcome)
 
 
 def refuse(shard: AnyShard, request: Header | None, error: FrameError) -> Frame:
     """Returns the ERROR frame that answers a request; None for one that could not be decoded."""
     request = request or Header(Op.PULL)
-    push_seq = shard.ledger.applied(request.client_id)
-    return _reply_frame(shard, request, Reply(Op.ERROR, [], push_seq, shard.complete_step), error)
+    return _reply_frame(shard, request, Reply(Op.ERROR, [], shard.acked_push(request), shard.complete_step), error)
 
 
 def _error_frame(shard: AnyShard, request: Header, error: Exception) -> Frame:

@@ -11,7 +11,7 @@ import msgspec
 from fleet_sparse.errors import ErrorCode, ProtocolError
 from fleet_sparse.wire.decode import HEADER_IN_ONE_PIECE, decode
 from fleet_sparse.wire.encode import encode
-from fleet_sparse.wire.frame_format import HEADER_BYTES, Buffer, Frame, FrameError, Header, Op
+from fleet_sparse.wire.frame_format import HEADER_BYTES, PUSHES, Buffer, Frame, FrameError, Header, Op
 from fleet_sparse.wire.message_words import WORD_BYTES
 from fleet_sparse.wire.stream import Message
 
@@ -32,11 +32,13 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         client_id: Client that it is sent to.
         parts: Parts of the frame.
         is_deferred: True if another reply follows, from `deferred_answers`.
+        is_to_push: True if it answers a push.
     """
 
     client_id: bytes
     parts: list[Buffer]
     is_deferred: bool = False
+    is_to_push: bool = False
 
 
 def answer(shard: AnyShard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
@@ -52,7 +54,7 @@ def answer(shard: AnyShard, parts: Sequence[Buffer], max_bytes: int) -> Answer:
     except ProtocolError as error:
         _refusals.warning("shard %d: refused a frame: %s", shard.shard_index, error)
         return _encoded(shard, protocol.refuse(shard, None, FrameError(error.code, 0, str(error))))
-    return _encoded(shard, protocol.answer(shard, frame))
+    return _encoded(shard, protocol.answer(shard, frame), frame.header.op)
 
 
 def forbid(shard: AnyShard, role: str, message: Message) -> Answer | None:
@@ -84,7 +86,10 @@ def forbid(shard: AnyShard, role: str, message: Message) -> Answer | None:
 
 def deferred_answers(shard: AnyShard) -> list[Answer]:
     """The deferred replies that are due now. Raises nothing."""
-    return [_encoded(shard, frame) for frame in protocol.take_deferred_replies(shard)]
+    return [
+        _encoded(shard, protocol.deferred_reply(shard, reply), reply.header.op)
+        for reply in shard.take_deferred_replies()
+    ]
 
 
 @dataclass(slots=True)
@@ -95,10 +100,13 @@ class Traffic:
     bytes_sent: int = 0
 
 
-def _encoded(shard: AnyShard, reply: Frame) -> Answer:
+def _encoded(shard: AnyShard, reply: Frame, op: Op = Op.PULL) -> Answer:
+    """Encodes the reply to a request with that op."""
+    is_to_push = op in PUSHES
     try:
-        return Answer(reply.header.client_id, encode(reply), reply.header.op is Op.WAIT)
+        return Answer(reply.header.client_id, encode(reply), reply.header.op is Op.WAIT, is_to_push)
     except Exception as error:
         _log.exception("shard %d: the reply to request %d failed", shard.shard_index, reply.header.request_id)
         error_frame = FrameError(ErrorCode.INTERNAL, 0, f"{type(error).__name__}: {error}")
-        return Answer(reply.header.client_id, encode(protocol.refuse(shard, reply.header, error_frame)))
+        refusal = encode(protocol.refuse(shard, reply.header, error_frame))
+        return Answer(reply.header.client_id, refusal, is_to_push=is_to_push)

@@ -48,11 +48,13 @@ class PlainReply(msgspec.Struct, frozen=True, eq=False):
         message: The message of the stream.
         num_bytes_received: Bytes of the parts of the request.
         num_bytes_sent: Bytes of the parts of the reply.
+        is_to_push: True if the request is a push.
     """
 
     message: Buffer
     num_bytes_received: int
     num_bytes_sent: int
+    is_to_push: bool = False
 
 
 class StraightPath:
@@ -154,7 +156,7 @@ class StraightPath:
                 reply[: len(_ACK_HEAD)] = _ACK_HEAD
                 num_bytes_sent = self._finish(memoryview(reply), 1, 0, 0, header, result)
                 shard.counters.num_requests += 1
-                return PlainReply(bytes(reply), num_bytes_received, num_bytes_sent)
+                return PlainReply(bytes(reply), num_bytes_received, num_bytes_sent, True)
             if head_bytes + frame.reply_column_bytes > self._max_bytes:
                 return None
             pulled = shard.pull_plain(header, frame)

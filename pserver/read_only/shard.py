@@ -31,7 +31,6 @@ from fleet_sparse.wire.frame_format import (
 )
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame
 
-from ..engine.dedup import DedupLedger
 from ..engine.reply import DeferredReply, Reply
 from ..engine.shard import Counters
 from ..refusal import Refusal
@@ -94,7 +93,6 @@ class ReadOnlyShard:
     Attributes:
         shard_index, num_shards, cluster_id, incarnation, placement, counters: As of a `Shard`.
         requests: Ops that it answers, be it by a refusal.
-        ledger: Always empty.
         deferred_replies: Always empty.
         tables: Tables by their number on the wire.
         arrays: Dense arrays, likewise.
@@ -119,7 +117,6 @@ class ReadOnlyShard:
         self.incarnation = incarnation
         self.placement = Placement.even(num_shards)
         self.counters = Counters()
-        self.ledger = DedupLedger()
         self.deferred_replies: list[DeferredReply] = []
         self.tables: dict[int, ServedTable] = {}
         self.arrays: dict[int, ServedArray] = {}
@@ -215,6 +212,10 @@ class ReadOnlyShard:
         return Reply(
             Op.ROWS, [self._read(index, block, is_newest) for index, block in enumerate(blocks)], 0, header.step
         )
+
+    def acked_push(self, request: Header) -> int:
+        """Returns 0: nothing is pushed."""
+        return 0
 
     def durable_push(self, client_id: bytes) -> int:
         """Returns 0: nothing is pushed."""

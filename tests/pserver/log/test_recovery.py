@@ -409,14 +409,6 @@ def test_replies_carry_the_newest_durable_push(tmp_path: Path) -> None:
     assert floors == [0, 0, 2, 0, 0, 2]
 
 
-@pytest.mark.guarantee("W5")
-def test_with_sync_a_push_is_durable_before_its_ack(tmp_path: Path) -> None:
-    shard = logged_shard(tmp_path / "log", SGD, durability="sync")
-    client = FrameClient(shard)
-    for seq in (1, 2):
-        assert client.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).header.push_floor == seq
-
-
 class FullDisk:
     """A log whose disk is full for a while."""
 
