@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,6 +21,9 @@ from .snapshot_writer import Save
 
 _log = logging.getLogger(__name__)
 
+_FIRST_PAUSE_S = 1.0
+_MAX_PAUSE_S = 60.0
+
 
 class _Running(NamedTuple):
     save: Save
@@ -33,6 +38,7 @@ class Checkpoints:
         post: Runs a task in the thread that owns the shard.
         on_data_thread: As `post`, for this event loop.
         max_bytes: Bytes of the log after which a checkpoint is due.
+        clock: Returns monotonic time in seconds.
     """
 
     def __init__(
@@ -42,6 +48,7 @@ class Checkpoints:
         post: Post,
         on_data_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
         max_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shard = shard
         self._post = post
@@ -49,13 +56,16 @@ class Checkpoints:
         self._max_bytes = max_bytes
         self._num_bytes_before = 0  # of the log, when the newest checkpoint was cut
         self._is_due = False
+        self._clock = clock
+        self._pause_s = _FIRST_PAUSE_S  # after the next one that fails
+        self._paused_until = -math.inf
         self._num_holds = 0
         self._running: _Running | None = None
 
     def begin_if_due(self) -> None:
-        """Begins a checkpoint if the log has grown enough, and none is under way."""
+        """Begins a checkpoint if the log has grown enough, and none is under way or has just failed."""
         log = self._shard.log
-        if log is None or self._running is not None or self._num_holds:
+        if log is None or self._running is not None or self._num_holds or self._clock() < self._paused_until:
             return
         if self._is_due or log.writer.num_bytes - self._num_bytes_before >= self._max_bytes:
             self._begin()
@@ -113,11 +123,14 @@ class Checkpoints:
                 await in_thread(finish_checkpoint, self._shard, save, first_lsn, self._post)
             finally:
                 await self._on_data_thread(partial(save.end, None))
-            self._num_bytes_before, self._is_due = num_bytes, False
+            self._num_bytes_before, self._is_due, self._pause_s = num_bytes, False, _FIRST_PAUSE_S
             _log.info("checkpoint: the log begins with record %d", first_lsn)
             return True
         except Exception as error:
             _log.warning("checkpoint: not written, the log before stays: %s", error)
+            if not save.is_given_up:
+                self._paused_until = self._clock() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
             return False
         finally:
             self._running = None

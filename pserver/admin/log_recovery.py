@@ -30,6 +30,7 @@ from ..log.checkpoint import (
     adopt_checkpoint,
     checkpoint_name,
     read_checkpoint,
+    remove_abandoned,
     remove_superfluous,
 )
 from ..log.log_format import LogIdentity, corrupt, segment_name
@@ -215,10 +216,14 @@ def finish_checkpoint(
     target = LocalDirectory(directory.resolve()).child(checkpoint_name(first_lsn))
     target.make()
     note = partial(_note_changed, shard.log, post)
-    file = msgspec.structs.replace(save.write(target, post, note), clients=())  # the segment has their marks
-    shard.log.writer.sync()
-    with shard.log.writer.exclusive():
-        adopt_checkpoint(directory, Checkpoint(first_lsn, file))
+    try:
+        file = msgspec.structs.replace(save.write(target, post, note), clients=())  # the segment has their marks
+        shard.log.writer.sync()
+        with shard.log.writer.exclusive():
+            adopt_checkpoint(directory, Checkpoint(first_lsn, file))
+    except Exception:
+        remove_abandoned(directory, first_lsn)
+        raise
 
 
 def _note_changed(

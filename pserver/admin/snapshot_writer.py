@@ -72,6 +72,11 @@ class Save:
         return not self._names
 
     @property
+    def is_given_up(self) -> bool:
+        """True once `give_up` was called."""
+        return self._given_up.is_set()
+
+    @property
     def lacks_rows(self) -> bool:
         """True if rows may be left out."""
         return bool(self._left_out)

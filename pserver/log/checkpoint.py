@@ -97,5 +97,12 @@ def remove_superfluous(directory: Path, checkpoint: Checkpoint | None) -> None:
             path.unlink()
 
 
+def remove_abandoned(directory: Path, first_lsn: int) -> None:
+    """Removes the rows file of a checkpoint that failed, as far as the system allows, unless it was adopted."""
+    adopted = read_checkpoint(directory)
+    if adopted is None or adopted.first_lsn != first_lsn:
+        shutil.rmtree(directory / checkpoint_name(first_lsn), ignore_errors=True)
+
+
 def _checksum(fields: dict[str, Any]) -> Checksum:
     return Checksum(xxh3_64_intdigest(json.dumps(fields, sort_keys=True).encode()))
