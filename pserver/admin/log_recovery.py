@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from fleet_sparse.core.placement import num_row_shards_of
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import LeaseLost, SettingError
+from fleet_sparse.errors import LeaseLost, LogFull, SettingError
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import LocalDirectory, is_url
 
@@ -45,6 +45,7 @@ _log = logging.getLogger(__name__)
 
 _CHANGED_IDS = 1 << 16
 """Most ids of a record of kind CHANGED: it is appended between two requests."""
+_ROOM_RETRY_S = 0.2
 _FIRST_LSN = 1
 """First lsn of a log that has no checkpoint yet."""
 
@@ -97,7 +98,7 @@ def start_log(
 ) -> bool:
     """Continues the log of a job, or begins one; the shard has it afterwards.
 
-    A log of another job is set aside.
+    A log of another job is set aside. One that continues waits until the disk has room for a small segment.
 
     Args:
         shard: An empty shard.
@@ -111,7 +112,7 @@ def start_log(
 
     Raises:
         LogCorrupt, SnapshotError: As `recover`.
-        LogFull: As `LogWriter`.
+        LogFull: The disk has no room for the first segment of a log.
         LeaseLost: A process with a larger generation has begun to write the log.
     """
     identity = identity_of(shard, settings.job_id)
@@ -121,8 +122,6 @@ def start_log(
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         replayed = _continue_log(shard, directory, identity, settings, generation, segment_bytes)
-    if replayed is not None and replayed.is_cut:
-        write_checkpoint(shard)
     return replayed is not None and replayed.num_records > 0
 
 
@@ -151,7 +150,7 @@ def _continue_log(
         if opened.reader.torn is not None:
             torn = opened.reader.torn
             _log.warning("%s: the last %d bytes, from %d on, are torn: cut off", torn.path, torn.num_bytes, torn.offset)
-        opened.reader.cut_off()
+        opened.reader.cut_off_from(replayed.end_lsn)
         remove_superfluous(directory, opened.checkpoint)
         _log.info(
             "continues from the log in %s: %d records, %d rows, in %.2f s",
@@ -160,18 +159,19 @@ def _continue_log(
             sum(state.num_rows for state in shard.states()),
             time.monotonic() - begun_at,
         )
-    writer = LogWriter(
+    make_writer = partial(
+        LogWriter,
         directory,
         identity,
         generation=generation or newest + 1,
-        newest_lsn=0 if replayed is None else replayed.newest_lsn,
-        newest_checksum=0 if replayed is None else replayed.newest_checksum,
+        newest_lsn=0 if opened is None else opened.reader.newest_lsn,
+        newest_checksum=0 if opened is None else opened.reader.newest_checksum,
         num_bytes=0 if replayed is None else replayed.num_bytes,
         sync_s=settings.log_sync_s,
         segment_bytes=segment_bytes,
     )
     shard.log = ShardLog(
-        writer,
+        make_writer() if opened is None else _with_room(make_writer),
         shard.tables,
         is_synced=settings.durability == "sync",
         failover_s=settings.failover_s,
@@ -179,6 +179,19 @@ def _continue_log(
         durable=shard.ledger.watermarks(),
     )
     return replayed
+
+
+def _with_room(make_writer: Callable[[], LogWriter]) -> LogWriter:
+    """Returns the writer of a log that continues, once the disk has room for it: its workers wait as well."""
+    is_said = False
+    while True:
+        try:
+            return make_writer()
+        except LogFull as error:
+            if not is_said:
+                is_said = True
+                _log.warning("%s. The pserver waits until there is room", error)
+        time.sleep(_ROOM_RETRY_S)
 
 
 def write_checkpoint(shard: Shard) -> None:

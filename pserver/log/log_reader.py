@@ -112,6 +112,27 @@ class LogReader:
             finally:
                 os.close(segment)
 
+    def cut_off_from(self, lsn: int) -> None:
+        """Removes a record and all behind it, once all records are read, so that a segment may follow.
+
+        Raises:
+            OSError: The system refuses. A prefix of the log is left.
+        """
+        if lsn > self.newest_lsn:
+            self.cut_off()
+            return
+        while self._headers[-1].first_lsn > lsn:
+            self.paths[-1].unlink()
+            self.paths, self._headers = self.paths[:-1], self._headers[:-1]
+        data, self.end = _mapped(self.paths[-1]), HEADER_BYTES
+        self.newest_lsn, self.newest_checksum = self._headers[-1].first_lsn - 1, self._headers[-1].previous
+        while self.newest_lsn + 1 < lsn:
+            head = find_record(data, self.end)
+            assert not isinstance(head, str), "it was read before"
+            self.newest_lsn, self.newest_checksum = head.lsn, head.checksum
+            self.end += head.end
+        self.cut_off()
+
     def _records_of(self, path: Path, header: SegmentHeader, follower: SegmentHeader | None) -> Iterator[Record]:
         data = _mapped(path)
         # What a later generation does not continue was appended by a process that had lost its lease.

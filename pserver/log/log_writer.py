@@ -34,7 +34,7 @@ from .log_reader import read_header
 _log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 256 << 20
-_SMALL_SEGMENT_BYTES = 1 << 20
+_SMALL_SEGMENT_BYTES = (1 << 20, 64 << 10)
 _BLOCK_BYTES = 512  # of `st_blocks`
 _MAX_PARTS = 1000  # of one write; the system allows 1024
 _MAX_WAIT_S = 1.0
@@ -241,12 +241,18 @@ class LogWriter:
             if not self.newest_lsn:
                 raise
             # Pushes wait, but workers cannot even pull before their registrations are in the log.
-            self._next = self._allocate(_SMALL_SEGMENT_BYTES)
+            self._next = self._allocate_small()
             self._begin_segment(0)
             self.full_since = time.monotonic()
             _log.warning("%s. Pushes wait until there is room", error)
         _sync_directory(self.directory)
         self._is_name_durable = True
+
+    def _allocate_small(self) -> tuple[int, int]:
+        for num_bytes in _SMALL_SEGMENT_BYTES[:-1]:
+            with contextlib.suppress(LogFull):
+                return self._allocate(num_bytes)
+        return self._allocate(_SMALL_SEGMENT_BYTES[-1])
 
     def _begin_segment(self, num_bytes: int) -> int:
         first_lsn, needed = self.newest_lsn + 1, HEADER_BYTES + num_bytes + HEAD_BYTES

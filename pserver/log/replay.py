@@ -39,16 +39,15 @@ class Replayed(NamedTuple):
     """Result of a replay."""
 
     num_records: int
+    """Number of the records that were replayed."""
     num_bytes: int
-    """Bytes of all records."""
+    """Their bytes."""
     generation: int
     """Largest generation of the log; 0 if it is empty."""
-    newest_lsn: int
-    newest_checksum: int
     control: ControlState
     """What the control plane continues from."""
-    is_cut: bool
-    """True if records were left out, so that a checkpoint has to be written before new ones."""
+    end_lsn: int
+    """Lsn behind the last record that was replayed: those from it on are to be cut off before new ones follow."""
 
 
 class _Step(NamedTuple):
@@ -70,16 +69,17 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
         LogCorrupt: Bytes are wrong.
     """
     directory = reader.directory
-    num_records, num_bytes, is_cut, control = 0, 0, False, ControlState()
+    num_records, num_bytes, end_lsn, control = 0, 0, 0, ControlState()
     save: ReplayedSave | None = None
     for number, record in enumerate(_with_effect(reader.records())):
+        if record.head.kind is Kind.LOAD and not end_lsn:
+            # Its checkpoint was not finished, so that the load was not answered either.
+            _log.warning("%s: a load was not finished; the rows are those before it", directory)
+            end_lsn = record.head.lsn
+        if end_lsn:
+            continue
         num_records += 1
         num_bytes += record.head.end
-        if record.head.kind is Kind.LOAD:  # its checkpoint was not finished, so that the load was not answered either
-            _log.warning("%s: a load was not finished; the rows are those before it", directory)
-            is_cut = True
-        if is_cut:
-            continue
         kind = record.head.kind
         try:
             if save is not None and kind in _END_SAVE:
@@ -103,8 +103,7 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
             raise corrupt(str(directory), what, 0) from error
     if save is not None:
         save.end(is_kept=False)
-    newest = reader.newest_lsn, reader.newest_checksum
-    return Replayed(num_records, num_bytes, reader.generation, *newest, control, is_cut)
+    return Replayed(num_records, num_bytes, reader.generation, control, end_lsn or reader.newest_lsn + 1)
 
 
 def _with_effect(records: Iterator[Record]) -> Iterator[Record]:

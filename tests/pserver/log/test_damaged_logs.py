@@ -96,9 +96,10 @@ def newest_of(small: Small, directory: Path, content: bytes) -> int:
     try:
         replayed = recover(shard, directory)
         assert replayed is not None
-        expected = small.states.get(replayed.newest_lsn)
+        newest_lsn = replayed.end_lsn - 1
+        expected = small.states.get(newest_lsn)
         assert expected is None or state_of(shard) == expected
-        return replayed.newest_lsn
+        return newest_lsn
     except LogCorrupt:
         return -1
     finally:

@@ -225,7 +225,10 @@ def test_a_full_disk_is_met_a_segment_ahead(tmp_path: Path, monkeypatch: pytest.
     assert len(bodies(tmp_path)) == 2
 
 
-def test_a_log_continues_on_a_full_disk_in_a_small_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("room_bytes", [1 << 20, 64 << 10])
+def test_a_log_continues_on_a_full_disk_in_a_small_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_bytes: int
+) -> None:
     writer = small_writer(tmp_path, segment_bytes=4 << 20)
     append(writer, b"before")
     writer.close()
@@ -234,7 +237,7 @@ def test_a_log_continues_on_a_full_disk_in_a_small_segment(tmp_path: Path, monke
     allocate = os.posix_fallocate
 
     def allocate_little(file: int, offset: int, length: int) -> None:
-        if length > 1 << 20:
+        if length > room_bytes:
             raise OSError(errno.ENOSPC, "no space")
         allocate(file, offset, length)
 

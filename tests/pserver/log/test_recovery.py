@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from fleet_sparse.core.row_bound import NO_VERSION, RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import LogCorrupt, SettingError
 from fleet_sparse.pserver.admin.log_recovery import log_directory, start_log, write_checkpoint
+from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
 from fleet_sparse.pserver.log.log_format import Kind
@@ -358,6 +361,65 @@ def test_a_load_without_its_checkpoint_is_as_if_not_done(tmp_path: Path) -> None
     assert state_of(again) == before
     train(again)
     check_equal(again)
+
+
+def test_what_follows_an_unfinished_load_is_cut_off(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD, segment_bytes=1024)
+    client = FrameClient(shard)
+    for _ in range(3):
+        client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    before = state_of(shard)
+    shard.swap_in(make_shard(SGD))
+    for _ in range(20):
+        client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    assert shard.log is not None
+    assert len(LogReader(shard.log.writer.directory).paths) > 3
+    again = recovered(shard, segment_bytes=1024)
+    assert state_of(again) == before
+    later = FrameClient(again)
+    later.seq = 3
+    for _ in range(20):
+        assert later.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).error is None
+    check_equal(again)
+
+
+@pytest.mark.guarantee("W6")
+def test_an_unfinished_load_needs_no_room_at_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    FrameClient(shard).push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    shard.swap_in(make_shard(SGD))
+
+    def refuse(save: Save, *arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Save, "write", refuse)
+    again = recovered(shard)
+    assert FrameClient(again).rows(SGD, 1) == [[-0.5, 0.5]]
+
+
+@pytest.mark.guarantee("W6")
+def test_a_restart_without_any_room_waits_for_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    FrameClient(shard).push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    assert shard.log is not None
+    close(shard)
+    allocate, num_waits = os.posix_fallocate, 0
+
+    def allocate_later(file: int, offset: int, length: int) -> None:
+        if num_waits < 3:
+            raise OSError(errno.ENOSPC, "no space")
+        allocate(file, offset, length)
+
+    def wait(pause_s: float) -> None:
+        nonlocal num_waits
+        num_waits += 1
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate_later)
+    monkeypatch.setattr("time.sleep", wait)
+    again = logged_shard(tmp_path / "log")
+    assert num_waits == 3
+    assert FrameClient(again).rows(SGD, 1) == [[-0.5, 0.5]]
+    close(again)
 
 
 def test_a_load_with_its_checkpoint_is_done(tmp_path: Path) -> None:
