@@ -23,20 +23,27 @@ from support.steps import Worker, join
 
 
 class Small(NamedTuple):
-    """A log with a checkpoint and one segment.
+    """A log with a checkpoint.
 
     Attributes:
         directory: Where it lies.
         states: State of the shard by the newest lsn at that time.
+        contents: The used parts of its segments, by name, in order.
     """
 
     directory: Path
     states: dict[int, Any]
+    contents: dict[str, bytes]
+
+    @property
+    def last(self) -> str:
+        """Name of the last segment."""
+        return [*self.contents][-1]
 
 
-def written(directory: Path) -> Small:
+def written(directory: Path, segment_bytes: int) -> Small:
     """Writes the log of a sync job whose steps are clipped, or not, behind a checkpoint."""
-    shard, states = logged_shard(directory, SGD, DENSE, segment_bytes=1 << 14), {}
+    shard, states = logged_shard(directory, SGD, DENSE, segment_bytes=segment_bytes), {}
     FrameClient(shard).ask(Op.ASSIGN, assign(DENSE, floats(*range(8))))
     write_checkpoint(shard)
 
@@ -80,18 +87,20 @@ def written(directory: Path) -> Small:
         Kind.END_DAY,
         Kind.REJOIN,
     }
-    return Small(directory, states)
+    return Small(directory, states, {path.name: path.read_bytes() for path in reader.paths})
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    return written(tmp_path_factory.mktemp("small") / "log")
+@pytest.fixture(scope="module", params=[1 << 14, 1024], ids=["one segment", "several segments"])
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Small:
+    made = written(tmp_path_factory.mktemp("small") / "log", request.param)
+    assert (len(made.contents) > 2) is (request.param == 1024)
+    return made
 
 
-def newest_of(small: Small, directory: Path, content: bytes) -> int:
-    """Recovers from the log with another content of its segment; returns the newest lsn, -1 if it is refused."""
-    (segment,) = LogReader(small.directory).paths
-    (directory / segment.name).write_bytes(content)
+def newest_of(small: Small, directory: Path, name: str, content: bytes) -> int:
+    """Recovers from the log with another content of a segment; returns the newest lsn, -1 if it is refused."""
+    segment = directory / name
+    segment.write_bytes(content)
     shard = make_shard()
     try:
         replayed = recover(shard, directory)
@@ -104,6 +113,7 @@ def newest_of(small: Small, directory: Path, content: bytes) -> int:
         return -1
     finally:
         shard.close()
+        segment.write_bytes(small.contents[name])
 
 
 @pytest.fixture
@@ -112,28 +122,47 @@ def damaged(small: Small, tmp_path: Path) -> Path:
     return shutil.copytree(small.directory, tmp_path / "log")
 
 
-def content_of(small: Small) -> bytes:
-    (segment,) = LogReader(small.directory).paths
-    return segment.read_bytes()
-
-
 @pytest.mark.guarantee("W4")
 @pytest.mark.parametrize("stride", [61, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_cut_log_gives_the_state_of_a_prefix(small: Small, damaged: Path, stride: int) -> None:
-    content = content_of(small)
-    found = [newest_of(small, damaged, content[:length]) for length in [*range(0, len(content), stride), len(content)]]
+    content = small.contents[small.last]
+    lengths = [*range(0, len(content), stride), len(content)]
+    found = [newest_of(small, damaged, small.last, content[:length]) for length in lengths]
     assert found == sorted(found)
     assert found[-1] == max(small.states)
 
 
 @pytest.mark.guarantee("W4")
+@pytest.mark.parametrize("stride", [61, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_cut_of_a_segment_that_others_follow_is_refused(small: Small, damaged: Path, stride: int) -> None:
+    for name, content in small.contents.items():
+        if name != small.last:
+            found = {newest_of(small, damaged, name, content[:length]) for length in range(0, len(content), stride)}
+            assert found == {-1}
+
+
+@pytest.mark.guarantee("W4")
+def test_a_log_without_its_last_segments_gives_a_prefix(small: Small, damaged: Path) -> None:
+    names, found = [*small.contents], []
+    for name in names[:0:-1]:
+        (damaged / name).unlink()
+        before = names[names.index(name) - 1]
+        found.append(newest_of(small, damaged, before, small.contents[before]))
+    assert found == [int(name.removesuffix(".fsl")) - 1 for name in names[:0:-1]]
+
+
+@pytest.mark.guarantee("W4")
 @pytest.mark.parametrize("num_flips", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_a_flipped_bit_gives_the_state_of_a_prefix(small: Small, damaged: Path, num_flips: int) -> None:
-    content, generator, found = content_of(small), random.Random(7), []
+    generator, refused, found = random.Random(7), 0, [-1]
     for _ in range(num_flips):
-        changed = bytearray(content)
+        name = generator.choice([*small.contents])
+        changed = bytearray(small.contents[name])
         bit = generator.randrange(8 * len(changed))
         changed[bit // 8] ^= 1 << bit % 8
-        found.append(newest_of(small, damaged, changed))
+        newest_lsn = newest_of(small, damaged, name, changed)
+        assert newest_lsn == -1 or name == small.last
+        refused += newest_lsn == -1
+        found.append(newest_lsn)
     assert max(found) < max(small.states)  # nothing that was changed is taken for whole
-    assert found.count(-1) > num_flips / 2
+    assert refused > num_flips / 2
