@@ -13,7 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet_sparse.core.dense_spec import DenseSpec, Segment
+from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import SYNC, Mode
+from fleet_sparse.core.rules import RULES
+from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.log_format import HEADER_BYTES, find_record
 from fleet_sparse.pserver.log.log_reader import LogReader
@@ -23,10 +27,20 @@ from fleet_sparse.wire.frame_format import Action, Block, Frame, Op
 from fleet_sparse.worker.net.request import Request
 from fleet_sparse.worker.net.shard_link import ClientIdentity, Outcome, Registration, ShardLink
 from support.logs import close, logged_shard, state_of
-from support.shards import CLUSTER, DENSE, SGD, answer, assign, floats, late_replies, pull, push
+from support.shards import CLUSTER, answer, assign, floats, late_replies, pull, push
 
 NUM_STEPS = 9
 STEPS_BETWEEN_BARRIERS = 4
+LEARNING_RATE = 0.125
+OF_TABLES_ALONE = {"ctr_adagrad"}
+TRAINED = sorted(name for name, rule in RULES.items() if rule.trains and rule.kernel is not None)
+"""Every rule of an optimizer: all are trained in the same steps, each with a table and a dense array."""
+TABLES = [TableSpec(name=f"{rule}.rows", dim=2, rule=rule, initializer=constant(0.5)) for rule in TRAINED]
+ARRAYS = [
+    DenseSpec(f"{rule}.values", rule, (), (Segment("w", 0, 5, 1.0), Segment("b", 5, 3, 2.0)))
+    for rule in TRAINED
+    if rule not in OF_TABLES_ALONE
+]
 
 
 def request_of(op: Op, step: int, *blocks: Block) -> Request:
@@ -62,23 +76,29 @@ class Trainer:
 
     def _training(self) -> Any:
         if self.index == 0:
-            yield request_of(Op.ASSIGN, 0, assign(DENSE, floats(*range(8))))
+            yield request_of(Op.ASSIGN, 0, *(assign(each, floats(*range(8))) for each in ARRAYS))
         yield request_of(Op.LEAVE, 0)
         for step in range(1, NUM_STEPS + 1):
             ids = self._rng.permutation(6)[:3]
-            pulled = request_of(Op.PULL, step, pull(SGD, ids))
+            pulled = request_of(Op.PULL, step, *(pull(each, ids) for each in TABLES))
             yield pulled
-            rows = pulled.outs[0][0] + self._rng.standard_normal((3, 2)).astype(np.float32)
-            blocks = push(SGD, ids, rows), push(DENSE, None, self._rng.standard_normal((8, 1)).astype(np.float32))
+            blocks = [self._push(each, ids, outs[0], step) for each, outs in zip(TABLES, pulled.outs, strict=True)]
+            blocks += [self._push(each, None, np.zeros((8, 1), np.float32), step) for each in ARRAYS]
+            pulls = [pull(each, ids) for each in TABLES]
             if self._clips:
                 prepared = yield request_of(Op.PREPARE, step, *blocks)
                 factors = [self._factors(block) for block in prepared.reply.blocks]
-                yield request_of(Op.COMMIT, step, *factors, pull(SGD, ids))
+                yield request_of(Op.COMMIT, step, *factors, *pulls)
             else:
-                yield request_of(Op.PUSH_PULL, step, *blocks, pull(SGD, ids))
+                yield request_of(Op.PUSH_PULL, step, *blocks, *pulls)
             if step % STEPS_BETWEEN_BARRIERS == 0:
                 yield request_of(Op.LEAVE, 0)
         yield request_of(Op.LEAVE, 0)
+
+    def _push(self, spec: TableSpec | DenseSpec, ids: Any, rows: Any, step: int) -> Block:
+        """Returns gradients of the values with noise."""
+        grads = rows + self._rng.standard_normal(rows.shape).astype(np.float32)
+        return push(spec, ids, grads, learning_rate=LEARNING_RATE, optimizer_step=step)
 
     @staticmethod
     def _factors(norms: Block) -> Block:
@@ -166,7 +186,7 @@ class World:
         return state
 
     def _begin(self, directory: Path) -> Shard:
-        return logged_shard(directory, SGD, DENSE, segment_bytes=1 << 15)
+        return logged_shard(directory, *TABLES, *ARRAYS, segment_bytes=1 << 15)
 
     def _registration(self, restored_seq: int) -> Registration:
         return Registration(
@@ -225,6 +245,11 @@ def undisturbed(directory: Path, *, clips: bool) -> dict[str, Any]:
 def expected(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     clips: bool = request.param
     return clips, undisturbed(tmp_path_factory.mktemp("undisturbed"), clips=clips)
+
+
+def test_every_rule_of_an_optimizer_is_trained() -> None:
+    assert {"sgd", "adam", "ftrl", "lamb", *OF_TABLES_ALONE} < set(TRAINED)
+    assert len(ARRAYS) == len(TABLES) - len(OF_TABLES_ALONE)
 
 
 @pytest.mark.guarantee("W10")
