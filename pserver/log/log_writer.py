@@ -364,8 +364,8 @@ class LogWriter:
             if is_due:
                 try:
                     self.sync()
-                except LogFailed:
-                    _log.exception("%s: records cannot be made durable", self.directory)
+                except LogFailed as error:
+                    _log.error("%s", error)
                     return
                 sync_at = time.monotonic() + self._sync_s
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 
+import grpc
 import numpy as np
 import pytest
 
@@ -129,3 +130,59 @@ def test_a_loaded_snapshot_is_in_the_log(tmp_path: Path) -> None:
             assert client.seq == number + 1  # the snapshot has the first push
             assert client.rows(SGD, 1) == [[-3.5 - number, 0.5]]
             push_all(client)
+
+
+FAILING_DISK = """
+import errno, os
+from pathlib import Path
+
+RULES = []
+_real, _failing = os.fdatasync, Path(os.environ["FAILING_DISK"])
+
+
+def _sync(file):
+    if _failing.exists():
+        _failing.unlink()
+        raise OSError(errno.EIO, "input/output error")
+    _real(file)
+
+
+os.fdatasync = _sync
+"""
+
+
+@pytest.mark.guarantee("W13")
+def test_a_pserver_whose_disk_fails_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "failing_disk.py").write_text(FAILING_DISK)
+    failing = tmp_path / "failing"
+    variables = {
+        "FAILING_DISK": str(failing),
+        "FLEET_SPARSE_RULES": "failing_disk",
+        "FLEET_SPARSE_DURABILITY": "sync",
+        "PYTHONPATH": str(tmp_path),
+    }
+    with started(tmp_path, "--supervised", **variables) as (pserver, remote):
+        client = client_of(remote)
+        push_all(client)
+        failing.touch()
+        with pytest.raises(ConnectionError):
+            push_all(client)
+        assert not failing.exists()
+        again, client = connected_again(pserver)
+        assert client.seq == 1
+        push_all(client)
+        assert client.rows(SGD, 1) == [[-1.5, 0.5]]
+        again.close()
+
+
+def connected_again(pserver: PserverProcess) -> tuple[RemotePserver, FrameClient[RemoteShard]]:
+    """Returns connection and client once the supervisor has started the pserver again."""
+    deadline = time.monotonic() + 60
+    while True:
+        again = RemotePserver(pserver.endpoint)
+        try:
+            return again, client_of(again)
+        except grpc.RpcError:
+            again.close()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
