@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from fleet_sparse.errors import LeaseLost, LogCorrupt, LogFull
+from fleet_sparse.errors import LeaseLost, LogCorrupt, LogFailed, LogFull
 from fleet_sparse.pserver.log.log_format import HEADER_BYTES, Kind, LogIdentity, SegmentHeader, next_segment_name
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.log.log_writer import LogWriter
@@ -272,6 +272,61 @@ def test_a_writer_takes_the_segment_allocated_by_the_former_one(
     wait_until(lambda: later.full_since is None)
     later.close()
     assert bodies(tmp_path) == [b"before", b"after"]
+
+
+def test_the_segment_ahead_stays_if_a_larger_one_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = small_writer(tmp_path, segment_bytes=512)
+    ahead = tmp_path / next_segment_name(1)
+    wait_until(lambda: ahead.exists() and ahead.stat().st_size == 512)
+    make_room = without_room(monkeypatch)
+    with pytest.raises(LogFull):
+        writer.append(Kind.TABLE, parts=[bytes(1024)])
+    assert ahead.stat().st_size == 512
+    assert writer.append(Kind.TABLE, parts=[bytes(256)]) == 1
+    assert writer.append(Kind.TABLE, parts=[bytes(256)]) == 2  # in the segment ahead
+    make_room()
+    assert writer.append(Kind.TABLE, parts=[bytes(1024)]) == 3
+    writer.close()
+    assert len(bodies(tmp_path)) == 3
+
+
+def test_unused_room_of_a_segment_is_given_back(tmp_path: Path) -> None:
+    writer = small_writer(tmp_path, segment_bytes=1 << 16)
+    append(writer, b"one")
+    writer.begin_segment()
+    append(writer, b"two")
+    first = LogReader(tmp_path).paths[0]
+    wait_until(lambda: first.stat().st_size < 1024)
+    writer.close()
+    assert bodies(tmp_path) == [b"one", b"two"]
+
+
+def test_a_segment_is_synced_before_it_ends(tmp_path: Path) -> None:
+    writer = small_writer(tmp_path, segment_bytes=4096)
+    append(writer, bytes(2048))
+    assert writer.durable_lsn == 0
+    append(writer, bytes(1600))
+    wait_until(lambda: writer.durable_lsn == 2)
+    writer.close()
+
+
+def test_the_name_of_a_segment_is_durable_before_its_records_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = small_writer(tmp_path)
+
+    def refuse(file: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    writer.begin_segment()  # it syncs no directory itself
+    append(writer, b"one")
+    with pytest.raises(LogFailed):
+        writer.sync()
+    assert writer.durable_lsn == 0
+    monkeypatch.undo()
+    writer.close()
+    assert bodies(tmp_path) == []
 
 
 def test_log_of_an_older_version_is_refused(tmp_path: Path) -> None:
