@@ -45,7 +45,7 @@ _LAST_SHARE = 16
 
 
 class LogWriter:
-    """Writes one log. `append`, `void` and `begin_segment` belong to one thread, all else to any.
+    """Writes one log. `append` and `begin_segment` belong to one thread, all else to any.
 
     It begins with a segment of its generation. From then on a writer of a smaller generation, which had lost its lease
     without knowing, changes no file that counts: what it still appends lies behind the records that the next segment
@@ -144,8 +144,8 @@ class LogWriter:
 
         Raises:
             LogFull: The disk has no room. Nothing was appended.
-            LogFailed: There is a `fault`. Nothing was appended.
-            OSError: The system refuses. Nothing was appended.
+            LogFailed: The system refuses, or there is a `fault`. `close` cuts off what was written of the record, and of
+                the one before a VOID, which always has room.
         """
         self.check()
         counts = num_marks, num_left, num_blocks, body_bytes
@@ -154,7 +154,10 @@ class LogWriter:
         num_bytes = len(head) + sum(map(len, parts))
         if num_bytes + (0 if kind is Kind.VOID else HEAD_BYTES) > self._end - self._offset:
             self.begin_segment(num_bytes)
-        _write(self._segment, [head, *parts], self._offset)
+        try:
+            _write(self._segment, [head, *parts], self._offset)
+        except OSError as error:
+            raise self._fail(error, self._newest_begin if kind is Kind.VOID else self._offset) from error
         self._newest_begin = self._offset
         self._offset += num_bytes
         self.num_bytes += num_bytes
@@ -164,20 +167,6 @@ class LogWriter:
             self._sync_at = self._end + 1
             self.request_sync()
         return lsn
-
-    def void(self) -> None:
-        """Appends that the record before has no effect. There is always room for it.
-
-        If the system refuses, there is a `fault` from then on, and `close` cuts the record before off.
-
-        Raises:
-            LogFailed: The system refuses, or there is a `fault`.
-        """
-        try:
-            self.append(Kind.VOID)
-        except OSError as error:
-            self._fail(error, self._newest_begin)
-            self.check()
 
     def check(self) -> None:
         """Checks that records can be appended.
@@ -200,11 +189,15 @@ class LogWriter:
         """Begins a new segment with room for a record of `num_bytes`; returns its first lsn.
 
         Raises:
-            LogFull, LogFailed, OSError: As `append`. The segment before is continued.
+            LogFull: The disk has no room. The segment before is continued.
+            LogFailed: As `append`.
             LeaseLost: As `exclusive`.
         """
-        with self.exclusive():
-            return self._begin_segment(num_bytes)
+        try:
+            with self.exclusive():
+                return self._begin_segment(num_bytes)
+        except OSError as error:
+            raise self._fail(error, self._offset) from error
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -295,21 +288,21 @@ class LogWriter:
                     _sync_directory(self.directory)
                     self._is_name_durable = True
             except OSError as error:
-                self._fail(error, self._valid_end)
-                self.check()
+                raise self._fail(error, self._valid_end) from error
             self.durable_lsn, self._valid_end = lsn, end
         self.on_change()
 
-    def _fail(self, error: OSError, valid_end: int) -> None:
-        """Accepts no record any more: what is durable behind `valid_end` of the segment is not known."""
+    def _fail(self, error: OSError, valid_end: int) -> LogFailed:
+        """Accepts no record any more, and returns why; the segment counts up to `valid_end`."""
         with self._lock:
-            self._valid_end = valid_end
+            self._valid_end = valid_end if self.fault is None else min(valid_end, self._valid_end)
             self.fault = LogFailed(
                 f"log {str(self.directory)!r}: the disk refused to write what was appended ({error}). This pserver "
                 "answers nothing any more and ends. Look after the disk, or set FLEET_SPARSE_LOG to another one"
             )
             self.fault.__cause__ = error
         self.on_change()
+        return self.fault
 
     def close(self) -> None:
         """Makes all records durable and ends the thread. A second call does nothing."""

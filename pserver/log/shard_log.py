@@ -16,7 +16,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.errors import ErrorCode, LogFull
+from fleet_sparse.errors import ErrorCode, LogFailed, LogFull
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import (
@@ -139,11 +139,11 @@ class ShardLog:
         """Appends that the record before has no effect.
 
         Raises:
-            LogFailed: As `LogWriter.void`.
+            LogFailed: As `LogWriter.append`.
         """
         if self._marks and self._marks[-1][0] == self.writer.newest_lsn:
             self._marks.pop()
-        self.writer.void()
+        self.writer.append(Kind.VOID)
 
     def add_table(self, spec: TableSpec | DenseSpec, declared_by: str, *, is_loaded: bool) -> None:
         """Appends the declaration of a table."""
@@ -184,7 +184,7 @@ class ShardLog:
         body = {"save_id": save_id, "checksum": None if checksum is None else f"{checksum:016x}"}
         try:
             self._append_json(Kind.END_SAVE, body)
-        except (LogFull, OSError) as error:
+        except (LogFull, LogFailed) as error:
             _log.warning("save %s: its end is not in the log: %s", save_id, error)
 
     def note_changed(self, spec: TableSpec, ids: NDArray[np.int64], *, is_removed: bool) -> None:

@@ -307,6 +307,28 @@ def test_nothing_follows_a_record_that_could_not_be_made_void(tmp_path: Path, mo
     close(again)
 
 
+@pytest.mark.guarantee("W13")
+def test_a_record_that_was_written_in_part_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    client = FrameClient(shard)
+    client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    state, real = state_of(shard), os.pwritev
+
+    def write_half(file: int, parts: Any, offset: int) -> int:
+        real(file, [b"".join(map(bytes, parts))[:100]], offset)
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "pwritev", write_half)
+    assert code_of(client.push(push(SGD, ids_of(2), floats([1.0, 0.0])))) is ErrorCode.INTERNAL
+    monkeypatch.undo()
+    assert shard.log is not None
+    assert shard.log.writer.fault is not None
+    close(shard)
+    again = logged_shard(tmp_path / "log")
+    assert state_of(again) == state
+    close(again)
+
+
 def test_there_is_always_room_for_a_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = small_writer(tmp_path, segment_bytes=512)
     writer.begin_segment()
@@ -316,7 +338,7 @@ def test_there_is_always_room_for_a_void(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     sizes = [writer.append(Kind.TABLE, parts=[bytes(512 - 64 - 64 - 64 - 8)])]
-    writer.void()
+    writer.append(Kind.VOID)
     assert (sizes, writer.newest_lsn) == ([1], 2)
     writer.close()
 
