@@ -144,8 +144,8 @@ class LogWriter:
 
         Raises:
             LogFull: The disk has no room. Nothing was appended.
-            LogFailed: The system refuses, or there is a `fault`. `close` cuts off what was written of the record, and of
-                the one before a VOID, which always has room.
+            LogFailed: The system refuses, or there is a `fault`. `close` cuts off what was written of the record, and
+                of the one before a VOID, which always has room.
         """
         self.check()
         counts = num_marks, num_left, num_blocks, body_bytes
