@@ -380,7 +380,9 @@ class LogWriter:
             self.on_change()
 
     def _allocate(self, num_bytes: int) -> tuple[int, int]:
-        """Returns a new segment without content, and its length."""
+        """Returns a new segment without content, and its length. None is allocated ahead yet."""
+        with contextlib.suppress(FileNotFoundError):
+            self._next_path.unlink()  # what an attempt left that was interrupted
         segment = os.open(self._next_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             self._reserve(segment, 0, num_bytes)
