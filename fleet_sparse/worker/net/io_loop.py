@@ -422,7 +422,7 @@ class IoLoop:
                 self._observations.popleft()()
             is_due = False
             for link in self.links:
-                is_due |= link.due_at <= now and link.is_due(now)
+                is_due |= link.due_at <= now and self._is_late(link, now)
             if message is None or not is_due:
                 break
             # Before anything counts as late, all messages that have arrived are read: this process may have been
@@ -435,6 +435,12 @@ class IoLoop:
         if self._flushes:
             self._end_flushes()
         return now
+
+    def _is_late(self, link: ShardLink, now: float) -> bool:
+        """Sends what waited for the message that came last; returns whether the link has more to do."""
+        if link.has_unsent:
+            self._send(link, link.take_unsent(now))
+        return link.is_due(now)
 
     def _note_incarnation(self, shard: int, incarnation: int) -> None:
         self._distribute(self.links[shard].observe_incarnation(incarnation))

@@ -407,6 +407,11 @@ class ShardLink:
         return [Outcome(request, None, error) for request in requests]
 
     @property
+    def has_unsent(self) -> bool:
+        """True if there are requests to send, now or once pushes before them are acked."""
+        return bool(self._unsent)
+
+    @property
     def awaits_only_acks(self) -> bool:
         """True if no outstanding request waits for more than an ack. Any thread may read it."""
         return all(request.op is Op.PUSH for request in tuple(self.outstanding.values()))

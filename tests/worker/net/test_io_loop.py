@@ -11,12 +11,19 @@ import numpy as np
 import pytest
 
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
-from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Buffer
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import UNCHECKED_COLUMNS, Buffer, Frame, Header, Op
+from fleet_sparse.worker.net.call import Call
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.io_loop import _LAST_RECEIVE_S, IoLoop
+from fleet_sparse.worker.net.request import Request
+from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import InProcessCluster
+from support.in_process_channel import InProcessChannel
 
 
 @pytest.fixture
@@ -157,3 +164,57 @@ def test_columns_that_leave_the_machine_are_checked(
     cluster.channel.changes_reply = note_flags
     pull(cluster, client)
     assert flags == {UNCHECKED_COLUMNS if stays else 0}
+
+
+KEEPS = Registration(1, 0, 1, 1 << 32, 1, "pserver:1", is_supervised=True, has_log=True, acks_precede_durability=True)
+
+
+class AckingShard:
+    """Acks each push, which no power cut survives.
+
+    Attributes:
+        incarnation: That of its replies.
+        pushed: Seq of each push, in order.
+    """
+
+    def __init__(self) -> None:
+        self.incarnation = KEEPS.incarnation
+        self.pushed: list[int] = []
+
+    def answer(self, shard: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        request = decode(parts, max_bytes=1 << 20).header
+        self.pushed.append(request.push_seq)
+        header = Header(Op.ACK, 0, 1, 0, self.incarnation, 1, request.client_id, 1, request.request_id)
+        header.push_seq, header.step = request.push_seq, request.step
+        return encode(Frame(header, []))
+
+
+class NotingChannel(InProcessChannel):
+    """Notes for how long a receive with nothing to receive may wait."""
+
+    waits_s: list[float]
+
+    def receive(self, timeout_s: float) -> tuple[int, list[Buffer]] | None:
+        if not self.needs_receive:
+            self.waits_s.append(timeout_s)
+        return super().receive(timeout_s)
+
+
+def test_replayed_steps_wait_for_nothing_but_their_acks() -> None:
+    shard = AckingShard()
+    channel = NotingChannel(1, shard.answer)
+    channel.waits_s = []
+    io_loop = IoLoop(channel, ClientIdentity(b"c" * 16), [KEEPS], Settings(deadline_s=20.0))
+    for step in range(1, 21):
+        io_loop.start(Call([Request(Op.PUSH, step)], wants_answers=False))
+        io_loop.flush(10.0)
+    shard.incarnation = 2 << 32
+    assert io_loop.expect(0, shard.incarnation).push_seq == 0
+    channel.waits_s.clear()
+    io_loop.rejoin(0, KEEPS._replace(incarnation=shard.incarnation))
+    wait_until(lambda: len(shard.pushed) == 40)
+    io_loop.flush(10.0)
+    waits_s = list(channel.waits_s)
+    io_loop.close()
+    assert shard.pushed == [*range(1, 21)] * 2
+    assert [wait_s for wait_s in waits_s if wait_s == _LAST_RECEIVE_S] == []
