@@ -470,18 +470,7 @@ class ControlService:
     async def _pass(self, request: messages.BarrierRequest, contribution: Contribution) -> None:
         """Returns when a worker has passed a barrier."""
         name = request.name
-        deadline = time.monotonic() + ADMISSION_S
-        # A worker of a restarted pserver may be at a barrier before it has registered again.
-        while self._is_restart and not self._membership.is_worker(request.worker_index, request.client_id):
-            self._membership.check_not_ended(f"barrier {name!r}", request.client_id)
-            if not await self._registered.wait(deadline):
-                raise ShardUnavailable(
-                    f"barrier {name!r}: shard {self._shard.shard_index} was started again, and worker "
-                    f"{request.worker_index} has not registered again in {ADMISSION_S:g} s. Start the job again from "
-                    "its last snapshot",
-                    shard=self._shard.shard_index,
-                    endpoint=self._data_endpoints.stream or self._data_endpoints.zmq,
-                )
+        await self._wait_until_registered(request)
         try:
             while not self._arrive(request, contribution):
                 await self._opened.setdefault(name, Signal()).wait()
@@ -491,6 +480,26 @@ class ControlService:
             raise
         if name in self._recorded:
             await asyncio.shield(self._recorded[name])
+
+    async def _wait_until_registered(self, request: messages.BarrierRequest) -> None:
+        """Returns when the worker of a barrier has registered, or another process has its place.
+
+        A worker of a restarted pserver may be at a barrier before it has registered again.
+        """
+        name, worker_index = request.name, request.worker_index
+        deadline = time.monotonic() + self._failover_s
+        while self._is_restart and not self._membership.is_worker(worker_index, request.client_id):
+            self._membership.check_not_ended(f"barrier {name!r}", request.client_id)
+            if worker_index in self._membership.present():
+                return
+            if not await self._registered.wait(deadline):
+                raise ShardUnavailable(
+                    f"barrier {name!r}: shard {self._shard.shard_index} was started again, and worker {worker_index} "
+                    f"has not registered again in {self._failover_s:g} s (FLEET_SPARSE_FAILOVER_S). Start the job "
+                    "again from its last snapshot",
+                    shard=self._shard.shard_index,
+                    endpoint=self._data_endpoints.stream or self._data_endpoints.zmq,
+                )
 
     def _arrive(self, request: messages.BarrierRequest, contribution: Contribution) -> bool:
         """Returns whether a worker has passed a barrier; wakes the others if it opened the barrier."""

@@ -23,7 +23,10 @@ from .shards import make_shard
 
 
 class HeldControl:
-    """A ControlService with a manual clock; its tasks run at once unless a test holds them back."""
+    """A ControlService with a manual clock; its tasks run at once unless a test holds them back.
+
+    `changed` are settings that differ from those of most tests.
+    """
 
     def __init__(
         self,
@@ -31,6 +34,7 @@ class HeldControl:
         supervised: Supervised | None = None,
         shard: Shard | None = None,
         loaded: Loaded | None = None,
+        **changed: Any,
     ) -> None:
         self.now = 0.0
         self.num_stops = 0
@@ -38,7 +42,8 @@ class HeldControl:
         self._held_back: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.cancels = False
         self.shard = make_shard() if shard is None else shard
-        self.settings = Settings(root=str(root), worker_lost_s=30.0, connect_s=60.0, positions_s=0.2)
+        times_s: dict[str, Any] = {"worker_lost_s": 30.0, "connect_s": 60.0, "positions_s": 0.2}
+        self.settings = Settings(root=str(root), **{**times_s, **changed})
         self.service = ControlService(
             self.shard,
             post=self._post,

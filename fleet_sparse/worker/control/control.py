@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from fleet_sparse.core.dense_spec import DenseSpec
@@ -79,7 +80,8 @@ class ControlClient:
         self.snapshots = SnapshotRpcs(
             self._rpc, settings, self.identity.client_id, lambda: self._membership.worker_index
         )
-        self._registering = threading.Lock()  # guards the registrar
+        # Guard the registrar: all of them for all shards, each for one that was started again.
+        self._registering = [threading.Lock() for _ in range(self._rpc.num_shards)]
         self._lock = threading.Lock()  # guards all below
         self._membership = Membership()
         self._sequences: defaultdict[str, int] = defaultdict(int)
@@ -119,7 +121,7 @@ class ControlClient:
         """
         self._liveness.start()
         membership = Membership(worker_index, num_workers)
-        with self._registering:
+        with self._registering_everywhere():
             registrations = self._registrar.join(specs, membership, mode)
         with self._lock:
             self._membership = membership
@@ -136,7 +138,7 @@ class ControlClient:
                 time.
             SettingError: The endpoints are not the pservers of one job, or they serve another job.
         """
-        with self._registering:
+        with self._registering_everywhere():
             return self._registrar.visit(role)
 
     @property
@@ -158,8 +160,15 @@ class ControlClient:
         """
         with self._lock:
             open_barriers = set(self._open_barriers)
-        with self._registering:
+        with self._registering[shard]:
             return self._registrar.rejoin(shard, resumption, open_barriers, self._settings.deadline_s)
+
+    @contextmanager
+    def _registering_everywhere(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for lock in self._registering:
+                stack.enter_context(lock)
+            yield
 
     def watch_incarnations(self, watcher: IncarnationWatcher) -> None:
         """Calls `watcher` when a pserver was started again, from another thread, as `Liveness`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -68,10 +69,14 @@ class Failover:
         self._client = client
         self._needs_values = needs_values
         self._resumed_at: dict[int, int] = {}  # by shard: pushes up to this one were counted
+        self._lock = threading.Lock()  # guards the next one
         self.num_lost = 0
 
     def observe(self, shard: int, incarnation: int) -> bool:
-        """As `IncarnationWatcher`: the job continues with the pserver, or the shard fails."""
+        """As `IncarnationWatcher`: the job continues with the pserver, or the shard fails.
+
+        Several threads may call it, each for another shard.
+        """
         if not self._control.can_fail_over:
             self._client.observe_incarnation(shard, incarnation)
             return False
@@ -95,7 +100,8 @@ class Failover:
         counted = max(registration.restored_seq, self._resumed_at.get(shard, 0))
         num_lost = max(resumption.push_seq - counted, 0)
         self._resumed_at[shard] = resumption.push_seq
-        self.num_lost += num_lost
+        with self._lock:
+            self.num_lost += num_lost
         if num_lost:
             logger.warning(
                 "shard %d at %s was started again and continues from %s: %d of %d pushes of this worker are lost there",

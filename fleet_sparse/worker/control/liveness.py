@@ -45,6 +45,8 @@ class ShardTables(NamedTuple):
 class Liveness:
     """A thread that keeps a call open to every pserver, from `start` until the connections are closed.
 
+    A pserver that was started again has a thread of its own while the watchers hear of it: they may wait for it.
+
     Args:
         rpc: Calls the pservers.
         registrar: Registers this worker.
@@ -60,6 +62,7 @@ class Liveness:
         self._incarnation_watchers: list[IncarnationWatcher] = []
         self._table_watchers: list[Callable[[ShardTables], None]] = []
         self._thread: threading.Thread | None = None
+        self._followers: dict[int, threading.Thread] = {}  # by shard; of the thread that is started below
 
     def start(self) -> None:
         """Starts the thread. A second call does nothing."""
@@ -69,7 +72,10 @@ class Liveness:
                 self._thread.start()
 
     def watch_incarnations(self, watcher: IncarnationWatcher) -> None:
-        """Calls `watcher` when a pserver was started again, until it returns False or has registered the worker."""
+        """Calls `watcher` when a pserver was started again, until it returns False or has registered the worker.
+
+        Calls for several shards may run at the same time.
+        """
         with self._lock:
             self._incarnation_watchers.append(watcher)
 
@@ -81,9 +87,9 @@ class Liveness:
     def join(self) -> None:
         """Waits until the thread has ended, which it does once the connections are closed."""
         self._ended.put(None)
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_JOIN_S)
+        for thread in (self._thread, *self._followers.values()):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(_JOIN_S)
 
     def _run(self) -> None:
         try:
@@ -97,8 +103,8 @@ class Liveness:
                     self._report_tables()
                     reports_at = time.monotonic() + self._interval_s
                     continue
-                if ended is not None and self._is_to_attend(*ended) and not self._rpc.closed.wait(_RETRY_S):
-                    self._attend(ended[0])
+                if ended is not None:
+                    self._continue(*ended)
         except Exception:
             if not self._rpc.closed.is_set():
                 logger.exception("this worker sends no more heartbeats")
@@ -114,23 +120,45 @@ class Liveness:
     def _note_end(self, shard: int, call: PendingCall, _: object) -> None:
         self._ended.put((shard, call))
 
-    def _is_to_attend(self, shard: int, call: PendingCall) -> bool:
-        """Returns False once a pserver is another process, which this worker does not follow."""
+    def _continue(self, shard: int, call: PendingCall) -> None:
+        """Attends a pserver again; if it is another process now, once the watchers follow it."""
+        newer = self._newer_incarnation(shard, call)
+        if newer is None:
+            self._attend_again(shard)
+        else:
+            thread = threading.Thread(
+                target=self._follow, args=(shard, newer), name=f"fleet_sparse liveness of shard {shard}", daemon=True
+            )
+            self._followers[shard] = thread
+            thread.start()
+
+    def _newer_incarnation(self, shard: int, call: PendingCall) -> int | None:
+        """Returns the incarnation of a pserver that was started again; None if it was not, as far as its call says."""
         try:
             reply: messages.AttendReply = call.result()  # type: ignore[assignment]  # of this call
         except (Unreachable, OutOfTime, FleetSparseError) as error:
             # A call that needs the pserver raises it; the other pservers are attended all the same.
             logger.debug("%s: the connection ended: %s", self._rpc.where(shard), error)
-            return True
+            return None
         known = self._registrar.registrations
         if not known or reply.incarnation == known[shard].incarnation:
-            return True
-        with self._lock:
-            watchers = list(self._incarnation_watchers)
-        if is_older(reply.incarnation, known[shard].incarnation):
-            return True
-        follows = [watcher(shard, reply.incarnation) for watcher in watchers]
-        return any(follows)
+            return None
+        return None if is_older(reply.incarnation, known[shard].incarnation) else reply.incarnation
+
+    def _follow(self, shard: int, incarnation: int) -> None:
+        """Tells the watchers of a pserver that was started again, and attends it unless they do not follow it."""
+        try:
+            with self._lock:
+                watchers = list(self._incarnation_watchers)
+            if any([watcher(shard, incarnation) for watcher in watchers]):  # noqa: C419  # each is to hear of it
+                self._attend_again(shard)
+        except Exception:
+            if not self._rpc.closed.is_set():
+                logger.exception("this worker does not follow %s", self._rpc.where(shard))
+
+    def _attend_again(self, shard: int) -> None:
+        if not self._rpc.closed.wait(_RETRY_S):
+            self._attend(shard)
 
     def _report_tables(self) -> None:
         with self._lock:

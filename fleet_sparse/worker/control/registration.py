@@ -27,7 +27,9 @@ class Membership(NamedTuple):
 
 
 class Registrar:
-    """Registers one client with every pserver of a job. One thread at a time may use it.
+    """Registers one client with every pserver of a job.
+
+    One thread at a time may use it, except that several may `rejoin` different shards.
 
     Shard 0 names the job, so that all shards agree on its workers; the others take the id from the registration.
 

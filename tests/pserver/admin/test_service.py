@@ -607,12 +607,28 @@ async def test_barrier_waits_for_workers_that_register_again(restarted: HeldCont
 
 
 @in_loop
-async def test_barrier_of_a_worker_that_does_not_continue_fails(
+async def test_barrier_waits_for_a_worker_that_registers_late(
     restarted: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.admin.service.ADMISSION_S", 0.05)
-    with pytest.raises(ShardUnavailable):
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.ADMISSION_S", 0.0)
+    waiting = asyncio.ensure_future(restarted.start(barrier(0)))
+    await turns()
+    await restarted.start(resuming(0))
+    await waiting
+
+
+@in_loop
+async def test_barrier_of_a_worker_that_does_not_continue_fails_after_the_failover_time(tmp_path: Path) -> None:
+    restarted = HeldControl(tmp_path, supervised(is_restart=True), failover_s=0.05)
+    with pytest.raises(ShardUnavailable, match="FLEET_SPARSE_FAILOVER_S"):
         await restarted.start(barrier(0))
+
+
+@in_loop
+async def test_barrier_of_a_process_whose_place_was_taken_fails_at_once(restarted: HeldControl) -> None:
+    await restarted.start(resuming(0))
+    with pytest.raises(SettingError):
+        await restarted.start(barrier(0, client_id=b"another" + bytes(9)))
 
 
 def test_pserver_has_a_job_once_a_worker_registered(tmp_path: Path) -> None:

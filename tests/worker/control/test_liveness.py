@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from typing import Any
 
 import pytest
@@ -53,6 +54,21 @@ def test_restarted_pserver_is_reported_once(alive: ControlClient, pservers: Fake
     pservers.end_attendance(0, Unreachable("reset"))
     assert pservers.attended.get(timeout=SOON_S)[0] == 0
     assert pservers.attended.empty()
+
+
+def test_restarted_pservers_are_followed_at_the_same_time(alive: ControlClient, pservers: FakePservers) -> None:
+    together = threading.Barrier(2)
+    seen: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def follow(shard: int, incarnation: int) -> bool:
+        together.wait(SOON_S)
+        seen.put(shard)
+        return False
+
+    alive.watch_incarnations(follow)
+    for shard in range(2):
+        pservers.end_attendance(shard, messages.AttendReply(incarnation=999))
+    assert {seen.get(timeout=2 * SOON_S) for _ in range(2)} == {0, 1}
 
 
 def test_tables_of_every_shard_are_watched(control: ControlClient, pservers: FakePservers) -> None:

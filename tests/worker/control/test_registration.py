@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -166,6 +168,24 @@ def test_worker_registers_again_with_all_that_it_declared(control: ControlClient
     assert (request.resumption.push_seq, request.resumption.step) == (9, 3)
     assert list(request.resumption.open_barriers) == ["init_worker"]
     assert (again.incarnation, again.is_restart, again.restored_seq) == (300, True, 4)
+
+
+def test_worker_registers_with_several_restarted_pservers_at_once(
+    control: ControlClient, pservers: FakePservers
+) -> None:
+    supervised(pservers)
+    control.register([SPEC], 1, 2, ASYNC)
+    before, together = pservers.answer, threading.Barrier(2)
+
+    def answer(shard: int, method: str, request: Any) -> Message:
+        if method == "Register":
+            together.wait(10.0)
+        return before(shard, method, request)
+
+    pservers.answer = answer
+    with ThreadPoolExecutor() as threads:
+        again = list(threads.map(lambda shard: control.rejoin(shard, Resumption(9, 3)), range(2)))
+    assert [each.shard for each in again] == [0, 1]
 
 
 @pytest.mark.guarantee("W12")
