@@ -2,14 +2,16 @@
 
 It imports little, so that it stays small. `Supervision` decides and `run` acts; `python -m fleet_sparse.supervise
 COMMAND...` runs a command. The two processes hold the ends of one socket: the child ends when the other end is closed,
-and writes lines to its own: `alive` is a sign of life, `next OPTION VALUE` sets an option of the next start,
-`loss` says that another process of the job is lost, and `restart after loss` that code 1 is not final then.
+and writes lines to its own: `starting` and `alive` are signs of life, before it serves and while it does; `next OPTION
+VALUE` sets an option of the next start; `loss` says that another process of the job is lost, and `restart after loss`
+that code 1 is not final then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
@@ -34,11 +36,13 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 _SETTLED_S = 2.0
 _FAILED = 1
 _GIVEN_UP = 1
-_ALIVE, _LOSS, _RESTART_AFTER_LOSS = "alive", "loss", "restart after loss"
+_STARTING, _ALIVE, _LOSS, _RESTART_AFTER_LOSS = "starting", "alive", "loss", "restart after loss"
 _LINE_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _BEATS_PER_STALL = 6
+_PROGRESS_S = 0.1
+"""Least time between two signs of life of a start."""
 _LATE_S = 2.0
 
 
@@ -56,23 +60,25 @@ class Supervision:
     """Decides whether and when a child is started again. No I/O, no clock of its own; `now` is monotonic.
 
     A child that ends by itself, or by a signal that the supervisor got as well, is not started again. The pause before
-    a start doubles with each child that ended within `_SETTLED_S` of its first sign of life, or without one.
+    a start doubles with each child that ended within `_SETTLED_S` of the time when it began to serve, or before.
 
     Args:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.
-        stall_s: Seconds without a sign of life after which the child is killed, once it has given one; and seconds that
-            it has to end after a signal to stop.
+        stall_s: Seconds without a sign of life after which the child is killed; and seconds that it has to end after a
+            signal to stop.
+        is_silent_at_start: True if the child may take any time until its first sign of life.
 
     Attributes:
         options: Options that children set for the next start.
     """
 
-    def __init__(self, max_restarts: int, stall_s: float) -> None:
+    def __init__(self, max_restarts: int, stall_s: float, *, is_silent_at_start: bool = False) -> None:
         self._max_restarts = max_restarts
         self._stall_s = stall_s
+        self._is_silent_at_start = is_silent_at_start
         self._restarted_at: deque[float] = deque()
         self._num_unsettled = 0
-        self._first_alive_at: float | None = None
+        self._served_at: float | None = None
         self._alive_at: float | None = None
         self._stopped_at: float | None = None
         self._received: set[int] = set()
@@ -80,16 +86,18 @@ class Supervision:
         self._has_lost = False
         self.options: dict[str, str] = {}
 
-    def begin(self) -> None:
-        """A child was started; it may take any time until its first sign of life."""
-        self._alive_at = self._first_alive_at = None
+    def begin(self, now: float) -> None:
+        """A child was started."""
+        self._alive_at = None if self._is_silent_at_start else now
+        self._served_at = None
         self._has_lost = False
 
     def hear(self, line: str, now: float) -> None:
         """The child wrote a line."""
-        if line == _ALIVE:
+        if line in (_STARTING, _ALIVE):
             self._alive_at = now
-            self._first_alive_at = now if self._first_alive_at is None else self._first_alive_at
+        if line == _ALIVE and self._served_at is None:
+            self._served_at = now
         word, _, rest = line.partition(" ")
         if word == "next":
             option, _, value = rest.partition(" ")
@@ -149,7 +157,7 @@ class Supervision:
             reason = f"{what}, after {num_recent} restarts in {RESTARTS_WITHIN_S:g} s (FLEET_SPARSE_RESTARTS)"
             return Decision(None, _GIVEN_UP, reason)
         self._restarted_at.append(now)
-        is_settled = self._first_alive_at is not None and now - self._first_alive_at >= _SETTLED_S
+        is_settled = self._served_at is not None and now - self._served_at >= _SETTLED_S
         self._num_unsettled = 0 if is_settled else min(self._num_unsettled, num_recent) + 1
         if self._num_unsettled <= 1:
             return Decision(0.0, reason=what)
@@ -200,7 +208,7 @@ def run(command_of: Callable[[Start], Sequence[str]], supervision: Supervision, 
             with theirs:
                 variables = {**os.environ, LIFELINE: str(start.lifeline_fd)}
                 child = subprocess.Popen(command_of(start), pass_fds=[start.lifeline_fd], env=variables)
-            supervision.begin()
+            supervision.begin(time.monotonic())
             status = _attend(child, ours, supervision, received, woken, name)
         while received:  # a group of processes gets a signal at once, and the child may be faster
             supervision.receive(received.popleft(), time.monotonic())
@@ -280,6 +288,7 @@ class Lifeline:
         self._socket = socket.socket(fileno=number)
         os.set_inheritable(number, False)  # a process that this one starts must not keep it open
         self._lock = threading.Lock()
+        self._noted_at = -math.inf
 
     def say(self, line: str) -> None:
         """Writes a line; any thread may call it. A name with a newline is not said."""
@@ -309,6 +318,13 @@ class Lifeline:
 
         threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
+    def note_progress(self) -> None:
+        """Says that the start of this process goes on. The thread that starts it calls this as often as it likes."""
+        now = time.monotonic()
+        if now >= self._noted_at + _PROGRESS_S:
+            self._noted_at = now
+            self.say(_STARTING)
+
     def beat(self, ask: Callable[[Callable[[], None]], object], stall_s: float) -> None:
         """Says a line each time that a thread carries out what it is asked, several times in `stall_s`.
 
@@ -335,7 +351,8 @@ def main(command: Sequence[str]) -> int:
 
     settings = Settings.from_environment()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
-    return run(lambda _: command, Supervision(settings.restarts, settings.stall_s), "the worker")
+    supervision = Supervision(settings.restarts, settings.stall_s, is_silent_at_start=True)  # a script says nothing
+    return run(lambda _: command, supervision, "the worker")
 
 
 if __name__ == "__main__":

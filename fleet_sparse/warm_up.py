@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -65,16 +65,21 @@ class ReadyKernel(NamedTuple):
     cache: KernelCache | None
 
 
-def warm_up(*, trains: bool = True) -> None:
+def warm_up(*, trains: bool = True, on_progress: Callable[[], object] = lambda: None) -> None:
     """Compiles every kernel, or loads it from the disk cache; does nothing the second time.
 
-    Without `trains`, in a process that only serves, those of data sets and of the lane are left out.
+    Without `trains`, in a process that only serves, those of data sets and of the lane are left out. `on_progress` is
+    called after each.
 
     It takes a second or less with a filled cache and ten without. Every process calls it before it serves or trains:
     a kernel that is called without is compiled by that call, and is not cached.
     """
     begun_at = time.monotonic()
-    compiled = [each.cache for each in ready_kernels(trains=trains) if not each.is_found]
+    compiled = []
+    for kernel in ready_kernels(trains=trains):
+        on_progress()
+        if not kernel.is_found:
+            compiled.append(kernel.cache)
     if compiled:
         homes = sorted({str(cache.home) for cache in compiled if cache is not None and cache.home is not None})
         _log.info(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fleet_sparse.custom_rules import add_rules
-from fleet_sparse.errors import FleetSparseError, LeaseLost, LogCorrupt, LogFailed, SnapshotCorrupt
+from fleet_sparse.errors import FleetSparseError, LeaseLost, LogFailed
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
 from fleet_sparse.supervise import TRY_AGAIN, take_lifeline
@@ -53,6 +53,8 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
 ) -> None:
     """Serve one shard of every table until stopped. Settings are FLEET_SPARSE_* environment variables."""
     lifeline = take_lifeline()
+    if lifeline is not None:
+        lifeline.note_progress()
     try:
         settings = Settings.from_environment()
         add_rules(settings.rules)
@@ -83,9 +85,7 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
         )
     except FleetSparseError as error:
         print(f"pserver {shard}: {type(error).__name__}: {error}", file=sys.stderr)
-        # In its job it has started before: a port or a disk may be there again at the next start.
-        may_pass = is_restart and not isinstance(error, LogCorrupt | SnapshotCorrupt)
-        may_pass |= isinstance(error, LeaseLost | LogFailed) and lifeline is not None
+        may_pass = isinstance(error, LeaseLost | LogFailed) and lifeline is not None
         raise typer.Exit(TRY_AGAIN if may_pass else 1) from None
     except Exception:
         if lifeline is None:

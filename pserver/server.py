@@ -11,12 +11,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import xxhash
 import zmq
@@ -24,7 +25,7 @@ import zmq
 from fleet_sparse.control_socket import has_socket
 from fleet_sparse.core.placement import Placement, version_of
 from fleet_sparse.credentials import Credentials
-from fleet_sparse.errors import SettingError
+from fleet_sparse.errors import FleetSparseError, LeaseLost, LogCorrupt, LogFailed, SettingError, SnapshotCorrupt
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
 from fleet_sparse.settings import LOGGED, Settings
 from fleet_sparse.snapshot.store import is_snapshot, served_chain
@@ -50,8 +51,11 @@ from .read_only.shard import ReadOnlyShard
 from .tables.row_limit import RowLimits
 
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 WARN_EVERY_S = 60.0
+RETRY_S = 0.5
+"""Time between two attempts of a pserver that is started again to get what the system refuses."""
 # libzmq before 4.3.2: CVE-2019-13132, CVE-2019-6250.
 OLDEST_LIBZMQ = (4, 3, 2)
 
@@ -93,9 +97,17 @@ class Options:
     recover: str | None = None
     log_job_id: str = ""
 
+    def note_progress(self) -> None:
+        """Tells the supervisor, if there is one, that the start of this pserver goes on."""
+        if self.lifeline is not None:
+            self.lifeline.note_progress()
+
 
 def serve(options: Options, settings: Settings) -> None:
     """Runs a pserver until a `Stop` call, SIGTERM or SIGINT. Call it in the main thread.
+
+    One that is started again in its job waits for an address, a coordinator or files that it does not get, for
+    `failover_s`; after that its workers have given up.
 
     Raises:
         SettingError: An option contradicts another one, or an address cannot or may not be bound.
@@ -111,7 +123,8 @@ def serve(options: Options, settings: Settings) -> None:
     chosen = _check(options, settings)
     credentials = Credentials.of(settings, is_pserver=True)
     is_socket = credentials.has_control_sockets and has_socket(chosen.control)
-    check_free(chosen.control, has_socket=is_socket)  # before kernels are compiled and a snapshot is loaded
+    # Before kernels are compiled and a snapshot is loaded.
+    _patiently(partial(check_free, chosen.control, has_socket=is_socket), options, settings)
     _log.info(
         "shard %d of %d starts: pid %d, root %s",
         options.shard,
@@ -121,10 +134,10 @@ def serve(options: Options, settings: Settings) -> None:
     )
     with ExitStack() as stack:
         with nullcontext() if settings.rules else without_linear_algebra():  # rules of the user may have linear algebra
-            warm_up(trains=False)
+            warm_up(trains=False, on_progress=options.note_progress)
         lease: Lease | None = None
         if not options.is_read_only:
-            lease = lease_of(options, settings)
+            lease = _patiently(partial(lease_of, options, settings), options, settings)
         if lease is not None:
             stack.callback(lease.release)
         data_plane = _start(options, settings, chosen, credentials, lease, stack)
@@ -149,7 +162,7 @@ def _start(
     if options.is_read_only:
         shard = make_read_only_shard(options, settings)
     else:
-        shard, loaded = make_shard(options, settings, lease)
+        shard, loaded = _patiently(partial(make_shard, options, settings, lease), options, settings)
     stack.callback(shard.close)
     if isinstance(shard, Shard) and shard.log is not None:
         stack.callback(close_log, shard.log)
@@ -192,7 +205,8 @@ def _start(
                 on_snapshot=partial(options.lifeline.set_next, "--recover"),
             ),
         )
-    control_plane = ControlPlane(str(chosen.control), service, settings, credentials, lease)
+    listen = partial(ControlPlane, str(chosen.control), service, settings, credentials, lease)
+    control_plane = _patiently(listen, options, settings)
     stack.callback(control_plane.close)
     if chosen.is_exposed and credentials.keys is None:
         stopped = threading.Event()
@@ -225,6 +239,27 @@ def _start(
         options.lifeline.set_next("--control", str(bound))
         options.lifeline.beat(data_plane.post, settings.stall_s)
     return data_plane
+
+
+def _patiently(attempt: Callable[[], _Result], options: Options, settings: Settings) -> _Result:
+    """Returns the result of an attempt, which a pserver that is started again repeats for `failover_s`.
+
+    Raises:
+        FleetSparseError: As the attempt, at once in other pservers, and for what does not pass.
+    """
+    until, is_said = time.monotonic() + settings.failover_s, False
+    while True:
+        try:
+            return attempt()
+        except (FleetSparseError, OSError) as error:
+            passes = not isinstance(error, LeaseLost | LogFailed | LogCorrupt | SnapshotCorrupt)
+            if not (options.is_restart and passes) or time.monotonic() >= until:
+                raise
+            if not is_said:
+                _log.warning("tries again for %g s (FLEET_SPARSE_FAILOVER_S): %s", settings.failover_s, error)
+                is_said = True
+        options.note_progress()
+        time.sleep(RETRY_S)
 
 
 def _finish(shard: Shard, data_plane: DataPlane) -> None:
@@ -281,25 +316,40 @@ def lease_of(options: Options, settings: Settings) -> Lease | None:
     """Takes the lease of the shard that the options name, once no other pserver holds it; None if it needs none.
 
     Raises:
-        SettingError: The coordinator cannot be reached; or as `open_coordinator` and `take_lease`.
+        SettingError: The coordinator cannot be reached, or the system refuses the directory of the log; or as
+            `open_coordinator` and `take_lease`.
         LogCorrupt: The newest segment of the log is wrong.
     """
     has_log = settings.durability in LOGGED
     if not has_log and not settings.coordinator:
         return None
     job, directory, newest = settings.job_id or options.log_job_id, Path(), 0
-    if has_log:
-        log = log_directory(dataclasses.replace(settings, job_id=job), options.shard, options.num_shards)
-        directory, newest = log.parent / "leases", newest_generation(log)
     name = f"shard-{options.shard}-of-{options.num_shards}"
     try:
+        if has_log:
+            log = log_directory(dataclasses.replace(settings, job_id=job), options.shard, options.num_shards)
+            directory, newest = log.parent / "leases", newest_generation(log)
         coordinator = open_coordinator(settings.coordinator, directory, job, ttl_s=settings.lease_s)
-        return take_lease(coordinator, name, settings.lease_s, job=job, after=newest)
+        try:
+            return take_lease(coordinator, name, settings.lease_s, job=job, after=newest, on_wait=options.note_progress)
+        except BaseException:
+            with suppress(OSError):
+                coordinator.close()
+            raise
     except OSError as error:
-        where = settings.coordinator or str(directory)
+        if not settings.coordinator or error.filename is not None:
+            raise _refused_log(settings, error) from error
         raise SettingError(
-            f"FLEET_SPARSE_COORDINATOR: {where!r} cannot be reached: {error}. Start it, or correct the variable"
+            f"FLEET_SPARSE_COORDINATOR: {settings.coordinator!r} cannot be reached: {error}. Start it, or correct the "
+            "variable"
         ) from error
+
+
+def _refused_log(settings: Settings, error: OSError) -> SettingError:
+    return SettingError(
+        f"FLEET_SPARSE_LOG: is {settings.log!r}, where the system refuses the log: {error}. Make room there, let the "
+        "pserver write there, or set it to another directory"
+    )
 
 
 def make_shard(options: Options, settings: Settings, lease: Lease | None = None) -> tuple[Shard, Loaded | None]:
@@ -310,7 +360,7 @@ def make_shard(options: Options, settings: Settings, lease: Lease | None = None)
     Raises:
         SnapshotError: The snapshot cannot be read.
         LogCorrupt, LogFull, LeaseLost: As `start_log`.
-        SettingError: More pservers should have rows than there are.
+        SettingError: More pservers should have rows than there are, or the system refuses the directory of the log.
     """
     if settings.row_shards > options.num_shards:
         raise SettingError(
@@ -330,24 +380,43 @@ def make_shard(options: Options, settings: Settings, lease: Lease | None = None)
         only_registered=True,
         max_reply_bytes=settings.max_frame_bytes,
     )
+    try:
+        return shard, _fill(shard, options, settings, lease)
+    except BaseException:
+        if shard.log is not None:
+            shard.log.writer.close()
+        shard.close()
+        raise
+
+
+def _fill(shard: Shard, options: Options, settings: Settings, lease: Lease | None) -> Loaded | None:
+    """Gives a new shard its log and its rows; returns what was loaded of a snapshot."""
     if settings.durability in LOGGED:
         of_log = settings if settings.job_id else dataclasses.replace(settings, job_id=options.log_job_id)
-        directory = log_directory(of_log, options.shard, options.num_shards)
-        if start_log(shard, directory, of_log, generation=0 if lease is None else lease.generation):
-            return shard, None
+        generation = 0 if lease is None else lease.generation
+        try:
+            directory = log_directory(of_log, options.shard, options.num_shards)
+            continues = start_log(shard, directory, of_log, generation=generation, on_progress=options.note_progress)
+        except OSError as error:
+            raise _refused_log(settings, error) from error
+        if continues:
+            return None
     dirname = options.load_dirname if options.recover is None else options.recover
     if dirname is None:
-        return shard, None
+        return None
     started_at = time.monotonic()
     source = resolve_under(settings.root, dirname)
-    log, shard.log = shard.log, None
     if options.recover is not None and not source.names():
         # A save whose end the former pserver did not see has replaced the snapshot.
         source = source.parent()
-    loaded = load(shard, source, options.load_tables if options.recover is None else ())
-    shard.log = log
+    tables = options.load_tables if options.recover is None else ()
+    log, shard.log = shard.log, None
+    try:
+        loaded = load(shard, source, tables, on_progress=options.note_progress)
+    finally:
+        shard.log = log
     if log is not None:
-        write_checkpoint(shard)
+        write_checkpoint(shard, options.note_progress)
     _log.info(
         "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
         loaded.num_rows,
@@ -356,7 +425,7 @@ def make_shard(options: Options, settings: Settings, lease: Lease | None = None)
         loaded.manifest.num_shards,
         time.monotonic() - started_at,
     )
-    return shard, loaded
+    return loaded
 
 
 def make_read_only_shard(options: Options, settings: Settings) -> ReadOnlyShard:

@@ -52,7 +52,7 @@ def test_loss_counts_for_the_child_that_reported_it_only() -> None:
     for line in ("restart after loss", "loss"):
         supervision.hear(line, 0.0)
     assert supervision.end(1, 1.0).pause_s == 0.0
-    supervision.begin()
+    supervision.begin(0.0)
     assert supervision.end(1, 2.0).pause_s is None
 
 
@@ -60,7 +60,7 @@ def test_later_children_need_not_ask_again() -> None:
     supervision = supervision_of()
     supervision.hear("restart after loss", 0.0)
     supervision.end(KILLED, 1.0)
-    supervision.begin()
+    supervision.begin(0.0)
     supervision.hear("loss", 2.0)
     assert supervision.end(1, 3.0).pause_s == 0.5
 
@@ -74,7 +74,7 @@ def test_pauses_between_restarts_grow() -> None:
 def test_a_child_that_lived_a_while_is_started_at_once() -> None:
     supervision, pauses = supervision_of(max_restarts=10), []
     for now in (0.0, 10.0, 20.0, 30.0):
-        supervision.begin()
+        supervision.begin(0.0)
         supervision.hear("alive", now)
         pauses.append(supervision.end(KILLED, now + (3.0 if now < 20.0 else 1.0)).pause_s)
     assert pauses == [0.0, 0.0, 0.0, 0.5]
@@ -109,15 +109,38 @@ def test_child_that_a_passed_on_signal_ended_stays_ended() -> None:
     assert supervision.end(KILLED, 2.0).pause_s == 0.0
 
 
-def test_starting_child_is_never_stalled() -> None:
-    supervision = supervision_of()
-    supervision.begin()
+def test_child_that_is_silent_from_its_start_on_is_killed() -> None:
+    supervision = supervision_of(stall_s=30.0)
+    supervision.begin(100.0)
+    assert [supervision.is_stalled(now) for now in (129.9, 130.0)] == [False, True]
+
+
+def test_child_that_may_be_silent_at_its_start_is_not_stalled_there() -> None:
+    supervision = Supervision(3, 30.0, is_silent_at_start=True)
+    supervision.begin(0.0)
     assert supervision.kills_at() is None
+
+
+def test_start_that_goes_on_is_no_stall() -> None:
+    supervision = supervision_of(stall_s=30.0)
+    supervision.begin(0.0)
+    supervision.hear("starting", 20.0)
+    assert supervision.kills_at() == 50.0
+
+
+def test_child_that_died_before_it_served_had_not_settled() -> None:
+    supervision = supervision_of(max_restarts=10)
+    pauses = []
+    for now in (0.0, 100.0, 200.0):
+        supervision.begin(now)
+        supervision.hear("starting", now)
+        pauses.append(supervision.end(KILLED, now + 50.0).pause_s)
+    assert pauses == [0.0, 0.5, 1.0]
 
 
 def test_silent_child_is_killed_after_the_stall_time() -> None:
     supervision = supervision_of(stall_s=30.0)
-    supervision.begin()
+    supervision.begin(0.0)
     supervision.hear("alive", 5.0)
     assert supervision.kills_at() == 35.0
     supervision.hear("alive", 20.0)
@@ -142,8 +165,8 @@ def test_restarted_child_is_not_stalled_by_its_predecessor() -> None:
     supervision = supervision_of()
     supervision.hear("alive", 5.0)
     supervision.end(KILLED, 6.0)
-    supervision.begin()
-    assert supervision.kills_at() is None
+    supervision.begin(10.0)
+    assert supervision.kills_at() == 40.0
 
 
 def test_child_that_ignores_a_stop_is_killed() -> None:
@@ -177,16 +200,19 @@ numbers = itertools.count()
 def command_of(start):
     return [sys.executable, "-c", CHILD, str(start.lifeline_fd), str(next(numbers)), str(start.generation)]
 
-sys.exit(run(command_of, Supervision(2, float(sys.argv[1])), "child"))
+supervision = Supervision(2, float(sys.argv[1]), is_silent_at_start=bool(sys.argv[2]))
+sys.exit(run(command_of, supervision, "child"))
 """
 
 
-def supervisor_of(child: str, stall_s: float = 20.0, stdin: int | None = None) -> subprocess.Popen[str]:
+def supervisor_of(
+    child: str, stall_s: float = 20.0, stdin: int | None = None, *, is_silent_at_start: bool = False
+) -> subprocess.Popen[str]:
     """A supervisor of a child that runs this code; its output is that of both."""
     beginning = "import os, signal, sys, time\nfrom fleet_sparse.supervise import Lifeline\n"
     beginning += "is_restart = sys.argv[2] != '0'\nlifeline = Lifeline(int(sys.argv[1]))\n"
     code = f"CHILD = {beginning + child!r}\n{SUPERVISOR}"
-    command = [sys.executable, "-c", code, str(stall_s)]
+    command = [sys.executable, "-c", code, str(stall_s), "1" * is_silent_at_start]
     return subprocess.Popen(command, env=child_environment(), stdin=stdin, stdout=subprocess.PIPE, text=True)
 
 
@@ -271,14 +297,31 @@ def test_child_ends_when_its_supervisor_is_killed() -> None:
 
 def test_child_that_never_says_that_it_is_alive_may_be_silent() -> None:
     child = "lifeline.restart_after_loss()\nlifeline.set_next('--a', 'b')\ntime.sleep(0.5)\nprint('end', flush=True)"
-    supervisor = supervisor_of(child, stall_s=0.1)
+    supervisor = supervisor_of(child, stall_s=0.1, is_silent_at_start=True)
+    assert output_of(supervisor).split() == ["end"]
+    assert supervisor.returncode == 0
+
+
+def test_child_that_hangs_at_its_start_is_killed_and_started_again() -> None:
+    child = "print('start', flush=True)\nif not is_restart: time.sleep(3600)"
+    supervisor = supervisor_of(child, stall_s=3.0)
+    assert output_of(supervisor).split() == ["start"] * 2
+    assert supervisor.returncode == 0
+
+
+def test_child_whose_start_takes_long_lives() -> None:
+    child = (
+        "end = time.monotonic() + 4.0\nwhile time.monotonic() < end: lifeline.note_progress(); time.sleep(0.01)\n"
+        "print('end', flush=True)"
+    )
+    supervisor = supervisor_of(child, stall_s=3.0)
     assert output_of(supervisor).split() == ["end"]
     assert supervisor.returncode == 0
 
 
 def test_suspended_child_is_killed_and_started_again() -> None:
     child = "lifeline.say('alive')\nprint('start', flush=True)\nif not is_restart: os.kill(os.getpid(), signal.SIGSTOP)"
-    supervisor = supervisor_of(child, stall_s=0.2)
+    supervisor = supervisor_of(child, stall_s=3.0)
     assert output_of(supervisor).split() == ["start"] * 2
     assert supervisor.returncode == 0
 

@@ -90,11 +90,17 @@ def recover(shard: Shard, directory: Path, identity: LogIdentity | None = None) 
         SnapshotError: The rows file of the checkpoint cannot be read.
     """
     opened = _open(directory)
-    return None if opened is None else _fill(shard, opened, identity)
+    return None if opened is None else _fill(shard, opened, identity, _ignore)
 
 
 def start_log(
-    shard: Shard, directory: Path, settings: Settings, *, generation: int = 0, segment_bytes: int = SEGMENT_BYTES
+    shard: Shard,
+    directory: Path,
+    settings: Settings,
+    *,
+    generation: int = 0,
+    segment_bytes: int = SEGMENT_BYTES,
+    on_progress: Callable[[], object] = lambda: None,
 ) -> bool:
     """Continues the log of a job, or begins one; the shard has it afterwards.
 
@@ -106,6 +112,7 @@ def start_log(
         settings: Durability, job id and times.
         generation: Generation of the lease of the shard; 0 without a lease for the next one of the log.
         segment_bytes: Length of a segment.
+        on_progress: Called again and again while it reads the log, or waits for room.
 
     Returns:
         True if the shard continues from a log.
@@ -121,7 +128,7 @@ def start_log(
         _set_aside_other(directory, identity)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
-        replayed = _continue_log(shard, directory, identity, settings, generation, segment_bytes)
+        replayed = _continue_log(shard, directory, identity, settings, generation, segment_bytes, on_progress)
     return replayed is not None and replayed.num_records > 0
 
 
@@ -135,7 +142,13 @@ def _set_aside_other(directory: Path, identity: LogIdentity) -> None:
 
 
 def _continue_log(
-    shard: Shard, directory: Path, identity: LogIdentity, settings: Settings, generation: int, segment_bytes: int
+    shard: Shard,
+    directory: Path,
+    identity: LogIdentity,
+    settings: Settings,
+    generation: int,
+    segment_bytes: int,
+    on_progress: Callable[[], object],
 ) -> Replayed | None:
     """Fills a shard from its log, and makes it write there; returns what was replayed, None if the log begins."""
     begun_at, opened, replayed = time.monotonic(), _open(directory), None
@@ -146,7 +159,7 @@ def _continue_log(
             "all pservers of a shard the same FLEET_SPARSE_COORDINATOR"
         )
     if opened is not None:
-        replayed = _fill(shard, opened, identity)
+        replayed = _fill(shard, opened, identity, on_progress)
         if opened.reader.torn is not None:
             torn = opened.reader.torn
             _log.warning("%s: the last %d bytes, from %d on, are torn: cut off", torn.path, torn.num_bytes, torn.offset)
@@ -171,7 +184,7 @@ def _continue_log(
         segment_bytes=segment_bytes,
     )
     shard.log = ShardLog(
-        make_writer() if opened is None else _with_room(make_writer),
+        make_writer() if opened is None else _with_room(make_writer, on_progress),
         shard.tables,
         is_synced=settings.durability == "sync",
         failover_s=settings.failover_s,
@@ -181,7 +194,7 @@ def _continue_log(
     return replayed
 
 
-def _with_room(make_writer: Callable[[], LogWriter]) -> LogWriter:
+def _with_room(make_writer: Callable[[], LogWriter], on_progress: Callable[[], object]) -> LogWriter:
     """Returns the writer of a log that continues, once the disk has room for it: its workers wait as well."""
     is_said = False
     while True:
@@ -191,11 +204,12 @@ def _with_room(make_writer: Callable[[], LogWriter]) -> LogWriter:
             if not is_said:
                 is_said = True
                 _log.warning("%s. The pserver waits until there is room", error)
+        on_progress()
         time.sleep(_ROOM_RETRY_S)
 
 
-def write_checkpoint(shard: Shard) -> None:
-    """Writes a checkpoint of a shard while nothing else uses it.
+def write_checkpoint(shard: Shard, on_progress: Callable[[], object] = lambda: None) -> None:
+    """Writes a checkpoint of a shard while nothing else uses it. `on_progress` is called every few milliseconds.
 
     Raises:
         SnapshotError, OSError: The system refuses.
@@ -204,8 +218,13 @@ def write_checkpoint(shard: Shard) -> None:
     save.cut()
     first_lsn = shard.begin_checkpoint()
     assert first_lsn is not None, "no request is half-way done"
+
+    def post(task: Callable[[], Any]) -> Future[Any]:
+        on_progress()
+        return at_once(task)
+
     try:
-        finish_checkpoint(shard, save, first_lsn, at_once)
+        finish_checkpoint(shard, save, first_lsn, post)
     finally:
         save.end(None)
 
@@ -286,13 +305,18 @@ def _open(directory: Path) -> _Opened | None:
     return _Opened(directory, checkpoint, reader)
 
 
-def _fill(shard: Shard, opened: _Opened, identity: LogIdentity | None) -> Replayed:
+def _fill(shard: Shard, opened: _Opened, identity: LogIdentity | None, on_progress: Callable[[], object]) -> Replayed:
     found, checkpoint = opened.reader.identity, opened.checkpoint
     if identity not in (None, found):
         raise corrupt(str(opened.directory), f"it is of {found}, should be of {identity}", 0)
     if checkpoint is not None:
-        load_file(shard, LocalDirectory(opened.directory.resolve()).child(checkpoint.name), checkpoint.file)
-    return replay(shard, opened.reader, begins_with_state=checkpoint is not None)
+        where = LocalDirectory(opened.directory.resolve()).child(checkpoint.name)
+        load_file(shard, where, checkpoint.file, on_progress=on_progress)
+    return replay(shard, opened.reader, begins_with_state=checkpoint is not None, on_progress=on_progress)
+
+
+def _ignore() -> None:
+    """Nobody asks whether a recovery goes on."""
 
 
 def at_once(task: Callable[[], Any]) -> Future[Any]:

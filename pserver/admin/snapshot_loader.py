@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from typing import NamedTuple
 
@@ -37,7 +37,12 @@ class Loaded(NamedTuple):
 
 
 def load(
-    shard: Shard, directory: Directory, tables: Collection[str] = (), *, given_up: threading.Event | None = None
+    shard: Shard,
+    directory: Directory,
+    tables: Collection[str] = (),
+    *,
+    given_up: threading.Event | None = None,
+    on_progress: Callable[[], object] = lambda: None,
 ) -> Loaded:
     """Loads a snapshot into an empty shard.
 
@@ -47,6 +52,7 @@ def load(
         directory: A directory of snapshots, for the newest one, or the directory of one snapshot.
         tables: Names of the only tables to load; empty for all tables and dense arrays.
         given_up: Makes the load fail soon once another thread sets it.
+        on_progress: Called every few milliseconds.
 
     Raises:
         SnapshotCorrupt: Bytes are wrong. The shard contains a part of the snapshot and cannot be used.
@@ -57,7 +63,8 @@ def load(
     _, newest = chain[-1]
     if missing := sorted(set(tables) - set(newest.tables)):
         raise SnapshotError(f"{directory}: it has no table {missing[0]!r}; it has {', '.join(newest.tables)}")
-    loading = _Loading(shard, f"the snapshot {directory}", frozenset(tables), given_up or threading.Event())
+    given_up = given_up or threading.Event()
+    loading = _Loading(shard, f"the snapshot {directory}", frozenset(tables), given_up, on_progress)
     for where, manifest in chain:
         loading.add(where, manifest, is_newest=manifest is newest)
     if newest.is_complete and not tables:
@@ -66,14 +73,18 @@ def load(
     return Loaded(newest, parent, loading.num_rows, loading.num_files, loading.num_bytes_read)
 
 
-def load_file(shard: Shard, directory: Directory, expected: ShardFile) -> None:
+def load_file(
+    shard: Shard, directory: Directory, expected: ShardFile, *, on_progress: Callable[[], object] = lambda: None
+) -> None:
     """Loads the rows file that a shard with the same index and number of shards saved, into an empty shard.
+
+    `on_progress` is called every few milliseconds.
 
     Raises:
         SnapshotCorrupt: Bytes are wrong. The shard contains a part of the file and cannot be used.
         SnapshotError: It is missing or cannot be read. The shard cannot be used either.
     """
-    loading = _Loading(shard, f"the checkpoint {directory}", frozenset(), threading.Event())
+    loading = _Loading(shard, f"the checkpoint {directory}", frozenset(), threading.Event(), on_progress)
     with closing(open_rows_file(directory.open(expected.file), expected)) as file:
         loading.add_file(file)
 
@@ -81,11 +92,19 @@ def load_file(shard: Shard, directory: Directory, expected: ShardFile) -> None:
 class _Loading:
     """A shard that is being filled, beginning with the full snapshot of the chain."""
 
-    def __init__(self, shard: Shard, origin: str, names: frozenset[str], given_up: threading.Event) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        origin: str,
+        names: frozenset[str],
+        given_up: threading.Event,
+        on_progress: Callable[[], object],
+    ) -> None:
         self._shard = shard
         self._origin = origin
         self._names = names
         self._given_up = given_up
+        self._on_progress = on_progress
         self._owned: NDArray[np.bool_] = shard.placement.shard_of_bucket == shard.shard_index
         self.num_files = 0
         self.num_bytes_read = 0
@@ -143,6 +162,7 @@ class _Loading:
         table.optimizer_step = max(table.optimizer_step, section.optimizer_step)
 
     def _check_active(self) -> None:
+        self._on_progress()
         if self._given_up.is_set():
             raise SnapshotError(f"{self._origin}: the load was given up")
 

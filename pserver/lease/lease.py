@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 _RENEWALS_PER_TTL = 4
 _TRIES_PER_TTL = 20
 """After a renewal that failed."""
+_WATCH_S = 1.0
 
 
 class Lease:
@@ -123,7 +124,15 @@ class Lease:
             self.on_lost()
 
 
-def take_lease(coordinator: Coordinator, shard: str, ttl_s: float, *, job: str, after: int = 0) -> Lease:
+def take_lease(
+    coordinator: Coordinator,
+    shard: str,
+    ttl_s: float,
+    *,
+    job: str,
+    after: int = 0,
+    on_wait: Callable[[], object] = lambda: None,
+) -> Lease:
     """Takes the lease of a shard; waits while another pserver of the job holds it.
 
     Args:
@@ -132,6 +141,7 @@ def take_lease(coordinator: Coordinator, shard: str, ttl_s: float, *, job: str, 
         ttl_s: As of `Coordinator.lease`.
         job: Identity of the job.
         after: As of `Coordinator.lease`.
+        on_wait: Called about once a second while it waits.
 
     Raises:
         SettingError: A pserver of another job holds it, and is alive; or as `Coordinator.lease`.
@@ -155,4 +165,5 @@ def take_lease(coordinator: Coordinator, shard: str, ttl_s: float, *, job: str, 
             _log.warning(
                 "%s: waits for the lease, which %s holds with generation %d", shard, found.process, found.generation
             )
-        coordinator.watch(shard, found.ttl_s)
+        on_wait()
+        coordinator.watch(shard, min(found.ttl_s, _WATCH_S))

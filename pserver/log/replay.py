@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,13 +57,20 @@ class _Step(NamedTuple):
     progress: Progress
 
 
-def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Replayed:
+def replay(
+    shard: Shard,
+    reader: LogReader,
+    *,
+    begins_with_state: bool,
+    on_progress: Callable[[], object] = lambda: None,
+) -> Replayed:
     """Applies the records of a log to a shard that has none yet, but for a torn end. No file is changed.
 
     Args:
         shard: Has the rows of the checkpoint, or none.
         reader: Reads the log.
         begins_with_state: True if the first record is the state of a checkpoint.
+        on_progress: Called before each record.
 
     Raises:
         LogCorrupt: Bytes are wrong.
@@ -72,6 +79,7 @@ def replay(shard: Shard, reader: LogReader, *, begins_with_state: bool) -> Repla
     num_records, num_bytes, end_lsn, control = 0, 0, 0, ControlState()
     save: ReplayedSave | None = None
     for number, record in enumerate(_with_effect(reader.records())):
+        on_progress()
         if record.head.kind is Kind.LOAD and not end_lsn:
             # Its checkpoint was not finished, so that the load was not answered either.
             _log.warning("%s: a load was not finished; the rows are those before it", directory)

@@ -260,7 +260,7 @@ def test_row_cache_of_one_worker_survives_its_pservers(
 
 @pytest.mark.slow
 def test_suspended_pserver_is_replaced_after_the_stall_time(tmp_path: Path) -> None:
-    with running_job(tmp_path, FLEET_SPARSE_STALL_S="2") as job:
+    with running_job(tmp_path, FLEET_SPARSE_STALL_S="8") as job:
         job.wait_for(lambda: "saved" in job.log("workerlog.0"))
         job.wait_for_steps(50)
         os.kill(job.pserver_pid(1), signal.SIGSTOP)

@@ -28,7 +28,6 @@ from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import PserverProcess, child_environment
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Channel, Settings
-from fleet_sparse.supervise import TRY_AGAIN
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.worker.net.shard_link import is_older
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
@@ -297,8 +296,55 @@ def test_port_in_use_is_refused_in_one_line_at_once(start: Start, unchanged: Pse
     assert unchanged.endpoint in line
 
 
-def test_restarted_pserver_may_wait_until_its_port_is_free(start: Start, unchanged: Pserver) -> None:
-    assert start("--is-restart", "--control", unchanged.endpoint).wait(END_S) == TRY_AGAIN
+def wait_for_line(pserver: Pserver, text: str) -> None:
+    deadline = time.monotonic() + END_S
+    while text not in pserver.log.read_text():
+        assert time.monotonic() < deadline, pserver.log.read_text()
+        assert pserver.process.poll() is None, pserver.log.read_text()
+        time.sleep(0.05)
+
+
+def test_restarted_pserver_waits_until_its_port_is_free(start: Start) -> None:
+    other = start()
+    assert other.remote.register(SGD).incarnation
+    pserver = start("--is-restart", "--control", other.endpoint)
+    wait_for_line(pserver, "cannot bind")
+    other.terminate()
+    wait_for_line(pserver, "is ready")
+
+
+def test_restarted_pserver_waits_until_its_log_is_there(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    pserver = start("--is-restart", "--log-job-id", "a job", FLEET_SPARSE_DURABILITY="log")
+    wait_for_line(pserver, "FLEET_SPARSE_LOG: ")
+    (tmp_path / "log").unlink()
+    wait_for_line(pserver, "is ready")
+
+
+def test_restarted_pserver_waits_until_its_snapshot_is_there(start: Start, tmp_path: Path) -> None:
+    before = start()
+    client = before.remote.register(SGD)
+    assert client.incarnation
+    save("model", before.remote)
+    before.terminate()
+    (tmp_path / "model").rename(tmp_path / "away")
+    pserver = start("--is-restart", "--recover", "model/000001-full")
+    wait_for_line(pserver, "tries again")
+    (tmp_path / "away").rename(tmp_path / "model")
+    wait_for_line(pserver, "is ready")
+
+
+def test_restarted_pserver_ends_with_1_after_the_failover_time(start: Start, unchanged: Pserver) -> None:
+    pserver = start("--is-restart", "--control", unchanged.endpoint, FLEET_SPARSE_FAILOVER_S="0.1")
+    assert pserver.wait(END_S) == 1
+
+
+def test_first_start_without_its_log_ends_with_1_at_once(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    pserver = start("--supervised", FLEET_SPARSE_DURABILITY="log")
+    assert pserver.wait(END_S) == 1
+    assert "SettingError: FLEET_SPARSE_LOG: " in pserver.log.read_text()
+    assert "is started again" not in pserver.log.read_text()
 
 
 REFUSED_STARTS: list[tuple[tuple[str, ...], dict[str, Any], str]] = [

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address
-from fleet_sparse.pserver.server import Options, make_shard
+from fleet_sparse.pserver.server import Options, lease_of, make_shard
 from fleet_sparse.settings import Settings
 from support.saves import save
 from support.shards import SGD, FrameClient, floats, ids_of, push
@@ -23,3 +28,54 @@ def test_restarted_pserver_takes_the_snapshot_that_replaced_its(tmp_path: Path) 
     with closing(shard):
         assert loaded is not None
         assert (loaded.manifest.number, shard.states()[0].num_rows) == (2, 2)
+
+
+class FakeLifeline:
+    """Counts the signs of life of a start."""
+
+    num_signs = 0
+
+    def note_progress(self) -> None:
+        self.num_signs += 1
+
+
+ADDRESS = Address("127.0.0.1", 0)
+LOGGED: dict[str, Any] = {"durability": "log", "job_id": "a job"}
+
+
+def test_a_load_gives_signs_of_life(tmp_path: Path) -> None:
+    client = FrameClient(shard_of(SGD))
+    client.push(push(SGD, ids_of(7), floats([1, 1])))
+    save([client.shard], tmp_path / "model", save_id="one")
+    lifeline: Any = FakeLifeline()
+    options = Options(0, 1, ADDRESS, (ADDRESS,), load_dirname="model", lifeline=lifeline)
+    with closing(make_shard(options, Settings(root=str(tmp_path)))[0]):
+        assert lifeline.num_signs > 0
+
+
+def test_a_replay_gives_signs_of_life(tmp_path: Path) -> None:
+    settings, lifeline = Settings(root=str(tmp_path), **LOGGED), FakeLifeline()
+    options = Options(0, 1, ADDRESS, (ADDRESS,), lifeline=lifeline)  # type: ignore[arg-type]
+    with closing(make_shard(options, settings)[0]) as shard:
+        assert lifeline.num_signs == 0
+        assert shard.log is not None
+        for spec in (SGD, replace(SGD, name="other")):
+            shard.add_table(spec)
+        shard.log.writer.close()
+    with closing(make_shard(options, settings)[0]) as shard:
+        assert lifeline.num_signs == 2
+        assert shard.log is not None
+        shard.log.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "variable"), [("", "FLEET_SPARSE_LOG"), ("etcd://127.0.0.1:1/job", "FLEET_SPARSE_COORDINATOR")]
+)
+def test_a_lease_that_cannot_be_asked_for_names_its_setting(tmp_path: Path, coordinator: str, variable: str) -> None:
+    if coordinator:
+        pytest.importorskip("etcd3gw")
+    else:
+        (tmp_path / "log").touch()
+    settings = Settings(root=str(tmp_path), coordinator=coordinator, **LOGGED)
+    with pytest.raises(SettingError, match=rf"^{variable}: "):
+        lease_of(Options(0, 1, ADDRESS, (ADDRESS,)), settings)
