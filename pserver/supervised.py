@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -17,20 +18,25 @@ SUPERVISED = "--supervised"
 
 
 def supervise(arguments: Sequence[str]) -> int:
-    """Runs a pserver with these arguments until it is not started again. Returns the exit code."""
+    """Runs a pserver with these arguments until it is not started again. Returns the exit code.
+
+    With durability `none` a pserver has nothing to continue from, and this process becomes the pserver.
+    """
     try:
         settings = Settings.from_environment()
     except FleetSparseError as error:
         print(f"pserver: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    pserver = [sys.executable, "-m", "fleet_sparse.pserver", *arguments]
+    if settings.durability == "none":
+        os.execv(sys.executable, pserver)
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
 
     # Only processes that this supervisor starts continue from the log, unless the user gives the job an id.
     job_id = settings.job_id or Launch.of_process("").launcher or secrets.token_hex(8)
 
     def command_of(start: Start) -> list[str]:
-        command = [sys.executable, "-m", "fleet_sparse.pserver", *arguments]
-        command += ["--generation", str(start.generation), "--log-job-id", job_id]
+        command = [*pserver, "--generation", str(start.generation), "--log-job-id", job_id]
         for option, value in start.options.items():
             command += [option, value] if value else [option]
         return command

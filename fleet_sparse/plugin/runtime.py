@@ -104,13 +104,11 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         endpoints = self._role_maker._get_pserver_endpoints()
         shard = self._role_maker._server_index()
         arguments = ["--shard", str(shard), "--num-shards", str(len(endpoints))]
-        arguments += ["--control", endpoints[shard], "--servers", ",".join(endpoints)]
+        arguments += ["--control", endpoints[shard], "--servers", ",".join(endpoints), "--supervised"]
         if self._load_dirname is not None:
             arguments += ["--load", self._load_dirname]
             for name in self._load_tables:
                 arguments += ["--load-table", name]
-        if self._session.settings.durability != "none":
-            arguments += ["--supervised"]
         sys.stdout.flush()
         sys.stderr.flush()
         os.environ["PYTHONPATH"] = with_this_package(os.environ.get("PYTHONPATH", ""))

@@ -347,6 +347,13 @@ def test_first_start_without_its_log_ends_with_1_at_once(start: Start, tmp_path:
     assert "is started again" not in pserver.log.read_text()
 
 
+def test_pserver_that_cannot_continue_is_not_started_again(start: Start) -> None:
+    pserver = start("--supervised", FLEET_SPARSE_DURABILITY="none")
+    pserver.remote.register(SGD)
+    os.kill(pid_of(pserver), signal.SIGKILL)
+    assert pserver.wait(END_S) == -signal.SIGKILL
+
+
 REFUSED_STARTS: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((), {"shard": 1}, "SettingError: shard 1:"),
     ((), {"FLEET_SPARSE_LOG_LEVEL": "loud"}, "SettingError: FLEET_SPARSE_LOG_LEVEL:"),
