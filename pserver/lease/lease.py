@@ -12,29 +12,37 @@ from fleet_sparse.errors import LeaseLost, SettingError
 
 from .coordinator import VARIABLE, Coordinator, Holder
 
+__all__ = ["Lease", "lease_clock", "take_lease"]
+
 _log = logging.getLogger(__name__)
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _RENEWALS_PER_TTL = 4
 _TRIES_PER_TTL = 20
 """After a renewal that failed."""
 _WATCH_S = 1.0
 
 
+def lease_clock() -> float:
+    """Returns the time of leases in seconds: monotonic, and on Linux it goes on while the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
+
+
 class Lease:
-    """A lease that was taken; see `take_lease`.
+    """A lease that was taken; see `take_lease`. Its times are those of `lease_clock`.
 
     Args:
         coordinator: Granted it; closed with the lease.
         shard: Name of the shard.
         ttl_s: As of `Coordinator.lease`.
         generation: Generation of the lease.
-        valid_until: Monotonic time up to which it is valid.
+        valid_until: Time up to which it is valid.
         has_waited: True if another process of the job held it when this one asked first.
 
     Attributes:
         generation: As given.
         has_waited: As given.
-        valid_until: Monotonic time up to which this process may answer. Without renewals it does not change, and minus
+        valid_until: Time up to which this process may answer. Without renewals it does not change, and minus
             infinity is final.
         on_lost: Called once by the thread of the lease when it is lost.
     """
@@ -64,7 +72,7 @@ class Lease:
     @property
     def is_lost(self) -> bool:
         """True if this process may answer no more; it never may again."""
-        if time.monotonic() < self.valid_until:
+        if lease_clock() < self.valid_until:
             return False
         self.lose()
         return True
@@ -102,9 +110,18 @@ class Lease:
             _log.warning("%s: the lease was not released, it ends by itself: %s", self._shard, error)
 
     def _run(self) -> None:
+        try:
+            self._renew_until_lost()
+        except Exception:  # of a client library
+            _log.exception("%s: the lease cannot be renewed any more", self._shard)
+        if not self._ended.is_set():
+            self.lose()
+            self.on_lost()
+
+    def _renew_until_lost(self) -> None:
         pause_s = self._ttl_s / _RENEWALS_PER_TTL
         while not self._ended.wait(pause_s):
-            asked_at = time.monotonic()
+            asked_at = lease_clock()
             if asked_at >= self.valid_until:
                 break
             try:
@@ -119,9 +136,6 @@ class Lease:
             with self._lock:
                 if self.valid_until > -math.inf:
                     self.valid_until = asked_at + self._ttl_s
-        if not self._ended.is_set():
-            self.lose()
-            self.on_lost()
 
 
 def take_lease(
@@ -147,10 +161,10 @@ def take_lease(
         SettingError: A pserver of another job holds it, and is alive; or as `Coordinator.lease`.
         OSError: The coordinator cannot be reached.
     """
-    begun_at = time.monotonic()
+    begun_at = lease_clock()
     holder: Holder | None = None
     while True:
-        asked_at = time.monotonic()
+        asked_at = lease_clock()
         found = coordinator.lease(shard, ttl_s, after=after)
         if not isinstance(found, Holder):
             _log.info("%s: took the lease, generation %d", shard, found)

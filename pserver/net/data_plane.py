@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from fleet_sparse.wire.frame_format import Buffer
 from fleet_sparse.wire.stream import Message
 
 from ..engine.shard import Shard
-from ..lease.lease import Lease
+from ..lease.lease import Lease, lease_clock
 from .held_replies import HeldReplies
 from .protocol import AnyShard
 from .requests import Answer, Traffic, answer, deferred_answers, forbid
@@ -347,7 +346,7 @@ class DataPlane:
 
     def _may_answer(self) -> bool:
         """Returns whether a reply that was made is true; if not, the data plane stops."""
-        if self._lease is not None and time.monotonic() >= self._lease.valid_until:
+        if self._lease is not None and lease_clock() >= self._lease.valid_until:
             self._lease.lose()  # another pserver may have answered
             self._stopping = True
             return False

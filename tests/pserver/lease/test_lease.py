@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ class FakeCoordinator:
 
     def __init__(self) -> None:
         self.holder: Holder | None = None
-        self.answer: bool | OSError = True
+        self.answer: bool | Exception = True
         self.may_renew, self.renews = threading.Event(), threading.Event()
         self.may_renew.set()
         self.ended: list[str] = []
@@ -30,7 +31,7 @@ class FakeCoordinator:
     def renew(self, shard: str) -> bool:
         self.renews.set()
         self.may_renew.wait()
-        if isinstance(self.answer, OSError):
+        if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
@@ -44,8 +45,8 @@ class FakeCoordinator:
         self.ended.append("closed")
 
 
-@pytest.mark.parametrize("answer", [False, OSError("no answer")])
-def test_a_lease_that_is_not_renewed_is_lost(answer: bool | OSError) -> None:
+@pytest.mark.parametrize("answer", [False, OSError("no answer"), ValueError("a library's fault")])
+def test_a_lease_that_is_not_renewed_is_lost(answer: bool | Exception) -> None:
     coordinator, lost = FakeCoordinator(), threading.Event()
     coordinator.answer = answer
     lease = take_lease(coordinator, "a", 0.2, job="")
@@ -68,6 +69,17 @@ def test_no_late_renewal_makes_a_lost_lease_valid() -> None:
     coordinator.may_renew.set()
     assert lost.wait(30)
     assert lease.valid_until == -math.inf
+
+
+@pytest.mark.guarantee("W11")
+def test_a_lease_ends_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = take_lease(FakeCoordinator(), "a", 3600.0, job="")
+    assert not lease.is_lost
+    clocks = {time.CLOCK_MONOTONIC: 0.0, time.CLOCK_BOOTTIME: 3601.0}  # since the lease was taken
+    clock_gettime = time.clock_gettime
+    monkeypatch.setattr("time.clock_gettime", lambda clock: clock_gettime(clock) + clocks[clock])
+    assert lease.is_lost
+    lease.release()
 
 
 def test_a_released_lease_is_free_and_closed() -> None:
