@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,6 +42,7 @@ from ..log.control_state import BarrierOpening, ControlState, RegisteredWorker, 
 from ..log.lineage import LineageChange, Lineages
 from ..log.shard_log import ShardLog
 from ..net.requests import Traffic
+from ..refusal import Refusal
 from .background import Signal, in_thread, task_of
 from .barriers import Contribution
 from .checkpoints import Checkpoints
@@ -171,6 +173,7 @@ class ControlService:
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
         self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
         self._num_loads_before: dict[int, int] = {}  # by worker: loads when its client registered first
+        self._joining = asyncio.Lock()
         self._recorded: dict[str, asyncio.Task[None]] = {}  # by barrier: ends when its newest opening is durable
         if shard.log is not None:
             self._continue_from(shard.log.control)
@@ -320,8 +323,7 @@ class ControlService:
             specs = [_parse(who, text) for text in request.table_specs]
         except Exception as error:
             joins = self._register_in_job(registrant._replace(mode=None), must_know=must_know)
-            await self._on_data_thread(partial(self._join, joins))
-            await self._sync_log()
+            await self._join_durably(joins)
             await self._refuse(registrant, error)
             raise
         joins = self._register_in_job(registrant, must_know=must_know)
@@ -330,8 +332,9 @@ class ControlService:
             self._membership.keep_open(resumption.open_barriers)
         self._registered.send()
         try:
-            states = await self._on_data_thread(lambda: self._join(joins, specs, resumption))
-            await self._sync_log()
+            states = await self._join_durably(joins, specs, resumption)
+        except OSError:  # the disk of the log fails: this worker registers again with the next process
+            raise
         except Exception as error:
             await self._refuse(registrant, error)
             raise
@@ -363,6 +366,41 @@ class ControlService:
                     _log.info("%s: another process has its place; it waits for %g s", registrant.where, self._place_s)
                 if not await self._departed.wait(begun_at + (self._place_s if is_taken else ADMISSION_S)):
                     raise
+
+    async def _join_durably(
+        self,
+        joining: _Joining,
+        specs: Sequence[TableSpec | DenseSpec] = (),
+        resumption: messages.Resumption | None = None,
+    ) -> list[TableState]:
+        """As `_join`; returns once the log has it durably, also if the caller does not wait so long.
+
+        Raises:
+            LogFull: The log has had no room for `FLEET_SPARSE_FAILOVER_S`.
+        """
+
+        async def join() -> list[TableState]:
+            async with self._joining:  # in the order of registrations
+                states = await self._append(partial(self._join, joining, specs, resumption))
+            await self._sync_log()
+            return states
+
+        return await asyncio.shield(task_of(join()))
+
+    async def _append(self, task: Callable[[], _Result]) -> _Result:
+        """Returns the result of a task of the data thread that appends to the log; repeats it while that has no room.
+
+        Raises:
+            LogFull: The log has had no room for `FLEET_SPARSE_FAILOVER_S`, for which pushes wait as well.
+        """
+        until = time.monotonic() + self._failover_s
+        while True:
+            try:
+                return await self._on_data_thread(task)
+            except LogFull:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(LOG_RETRY_S)
 
     async def _sync_log(self) -> None:
         """Returns when tables and workers are durable."""
@@ -414,7 +452,7 @@ class ControlService:
         progress = WorkerProgress(position.step, position.position)
         if self._membership.report_progress(position.worker_index, request.client_id, progress):
             log = self._shard.log
-            if log is not None:
+            if log is not None and not log.is_full:  # the rest of a full disk is for registrations and barriers
                 await self._on_data_thread(partial(log.note, ReportedProgress(position.worker_index, *progress)))
         return messages.ReportProgressReply()
 
@@ -531,16 +569,7 @@ class ControlService:
         assert self._shard.log is not None, "checked by the caller"
         if opening.num_bytes > MAX_RECORDED_BYTES:
             opening = msgspec.structs.replace(opening, contributions=())
-        note = partial(self._shard.log.note, opening, encoded_change(opening))
-        until = time.monotonic() + self._failover_s
-        while True:
-            try:
-                await self._on_data_thread(note)
-                break
-            except LogFull:
-                if time.monotonic() > until:
-                    raise
-            await asyncio.sleep(LOG_RETRY_S)
+        await self._append(partial(self._shard.log.note, opening, encoded_change(opening)))
         await self._sync_log()
 
     def _wake(self, name: str) -> None:
@@ -616,14 +645,21 @@ class ControlService:
         specs: Sequence[TableSpec | DenseSpec] = (),
         resumption: messages.Resumption | None = None,
     ) -> list[TableState]:
-        """Declares a worker's tables, and makes it a worker; without a mode if its tables are refused."""
-        registrant, mode = joining.registrant, None
+        """Declares a worker's tables, and makes it a worker; without a mode if its tables are refused.
+
+        After LogFull it may be called again, and does what it has not done.
+        """
+        registrant, mode = joining.registrant, joining.registrant.mode
+        refusal: Exception | None = None
         if joining.must_know:  # saves may have been committed since that was checked first
             self._check_known(registrant.where, registrant.client_id)
         try:
             self._shard.add_tables(specs, declared_by=registrant.where)
-            mode = registrant.mode
-        finally:
+        except (LogFull, OSError):
+            raise
+        except Exception as error:
+            mode, refusal = None, error
+        if not joining.has_joined:
             self._shard.join(
                 registrant.worker_index,
                 registrant.num_workers,
@@ -632,12 +668,19 @@ class ControlService:
                 # the shard continues the job if it has a log
                 begins_job=joining.joined.begins_job and resumption is None,
             )
-            if self._shard.log is not None:
-                joining.note_in(self._shard.log, mode)
+            joining.has_joined = True
+        if self._shard.log is not None and not joining.is_noted:
+            joining.note_in(self._shard.log, mode)
+            joining.is_noted = True
+        if refusal is not None:
+            raise refusal
         if resumption is not None:
             # Those of the log or snapshot count also if the shard has forgotten the client since.
             push_seq = max(resumption.push_seq, self._restored.get(registrant.client_id, 0))
-            self._shard.resume_worker(registrant.worker_index, registrant.client_id, push_seq, resumption.step)
+            try:
+                self._shard.resume_worker(registrant.worker_index, registrant.client_id, push_seq, resumption.step)
+            except Refusal as error:
+                raise LogFull(str(error)) from error
         return self._shard.states()
 
     def _check_known(self, who: str, client_id: bytes) -> None:
@@ -670,7 +713,8 @@ class ControlService:
         return _unless_stopped(self._post(task))
 
 
-class _Joining(NamedTuple):
+@dataclass(slots=True)
+class _Joining:
     """A worker that the membership registered, and that is to join the shard."""
 
     registrant: Registrant
@@ -678,6 +722,9 @@ class _Joining(NamedTuple):
     num_loads: int
     must_know: bool
     """True if the shard has applied pushes of this client, unless it has forgotten it."""
+    has_joined: bool = False
+    is_noted: bool = False
+    """True once the log has the registration."""
 
     def note_in(self, log: ShardLog, mode: Mode | None) -> None:
         """Appends the registration to the log."""

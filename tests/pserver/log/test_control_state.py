@@ -16,6 +16,8 @@ from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress
+from fleet_sparse.pserver.log.shard_log import ShardLog
+from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, attendance, barrier, registration
 from support.coordinators import in_loop, turns
@@ -124,21 +126,74 @@ async def test_parts_of_an_exchange_survive_a_crash(tmp_path: Path) -> None:
 
 @in_loop
 async def test_barrier_waits_while_the_log_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.admin.service.LOG_RETRY_S", 0.001)
     held = await registered(tmp_path)
     log = held.shard.log
     assert log is not None
-    note, failures = log.note, [LogFull("full"), LogFull("full")]
-
-    def note_when_there_is_room(*arguments: Any) -> None:
-        if failures:
-            raise failures.pop()
-        note(*arguments)
-
-    monkeypatch.setattr(log, "note", note_when_there_is_room)
+    failures = full_times(monkeypatch, log, "note", 2)
     await meet(held, barrier(0), barrier(1))
     assert not failures
     assert log.control.openings
+
+
+def full_times(monkeypatch: pytest.MonkeyPatch, log: ShardLog, method: str, num_times: int) -> list[Exception]:
+    """Makes a method of a log find no room so many times; returns the errors that are still to come."""
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.LOG_RETRY_S", 0.001)
+    usual = getattr(log, method)
+    failures: list[Exception] = [LogFull("full") for _ in range(num_times)]
+
+    def append_when_there_is_room(*arguments: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(log, method, append_when_there_is_room)
+    return failures
+
+
+@pytest.mark.guarantee("W6")
+@in_loop
+@pytest.mark.parametrize("method", ["add_table", "join", "note"])
+async def test_registration_waits_while_the_log_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    held = control_of(logged_shard(tmp_path / "log"))
+    assert held.shard.log is not None
+    failures = full_times(monkeypatch, held.shard.log, method, 2)
+    for index in range(2):
+        await held.start(worker(index, mode=Mode(SYNC)))
+    assert not failures
+    await meet(held, barrier(0), barrier(1))
+    assert set(held.shard.log.control.workers) == {0, 1}
+
+
+@in_loop
+@pytest.mark.parametrize("method", ["join", "note", "commit"])
+async def test_worker_returns_to_a_restarted_pserver_whose_log_has_no_room_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    again = restarted(await registered(tmp_path, Mode(SYNC)))
+    assert again.shard.log is not None
+    error = Refusal(ErrorCode.LOG_FULL, "full") if method == "commit" else LogFull("full")
+    failures = full_times(monkeypatch, again.shard.log, method, 1)
+    failures[:] = [error]
+    requests = [resuming(index, mode=Mode(SYNC)) for index in range(2)]
+    for request in requests:
+        request.resumption.push_seq = 3
+        await again.start(request)
+    assert not failures
+    await meet(again, barrier(0), barrier(1))
+
+
+@in_loop
+async def test_progress_takes_no_room_of_a_full_log(tmp_path: Path) -> None:
+    held = await registered(tmp_path)
+    log = held.shard.log
+    assert log is not None
+    log.writer.full_since = 100.0
+    newest_lsn = log.writer.newest_lsn
+    position = messages.WorkerPosition(worker_index=1, step=5)
+    await held.start(messages.ReportProgressRequest(position=position, client_id=bytes([1]) * 16))
+    assert log.writer.newest_lsn == newest_lsn
 
 
 @in_loop
