@@ -80,7 +80,7 @@ def test_the_training_command_has_known_options(name: str) -> None:
 def test_the_pservers_of_the_stateful_set_and_the_workers_agree() -> None:
     service, pservers, job = documents("statefulset.yaml")
     command = CONTAINERS["statefulset StatefulSet"]["command"]
-    options = dict(option.removeprefix("--").split("=", 1) for option in command[3:])
+    options = dict(option.removeprefix("--").split("=", 1) for option in command[3:] if "=" in option)
     num_pservers, num_workers = pservers["spec"]["replicas"], job["spec"]["completions"]
     servers = [Address.parse(server) for server in options["servers"].split(",")]
     port = service["spec"]["ports"][0]["port"]
@@ -98,3 +98,20 @@ def test_the_pserver_command_has_known_options() -> None:
     options = [option.split("=")[0] for option in CONTAINERS["statefulset StatefulSet"]["command"][3:]]
     known = {f"--{name.replace('_', '-')}" for name in signature(run).parameters}
     assert set(options) <= known
+
+
+@pytest.mark.parametrize("manifest", ["paddlejob", "statefulset"])
+def test_all_processes_of_a_job_have_its_id(manifest: str) -> None:
+    containers = [container for name, container in CONTAINERS.items() if name.startswith(manifest)]
+    assert len(containers) == 2
+    assert {variables(container)["FLEET_SPARSE_JOB_ID"] for container in containers} == {"click-model-1"}
+
+
+def test_each_pserver_of_the_stateful_set_has_a_supervisor_and_a_volume_for_its_log() -> None:
+    _, pservers, _ = documents("statefulset.yaml")
+    container = CONTAINERS["statefulset StatefulSet"]
+    settings, mounts = variables(container), {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    claims = [claim["metadata"]["name"] for claim in pservers["spec"]["volumeClaimTemplates"]]
+    assert "--supervised" in container["command"]
+    assert settings["FLEET_SPARSE_DURABILITY"] == "log"
+    assert mounts[settings["FLEET_SPARSE_LOG"]] in claims
