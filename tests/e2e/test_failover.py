@@ -63,10 +63,12 @@ class RunningJob:
 
 @contextmanager
 def running_job(
-    directory: Path, script: str = SCRIPT, *, num_workers: int = 2, **variables: str
+    directory: Path, script: str = SCRIPT, *, num_workers: int = 2, run_mode: str = "", **variables: str
 ) -> Iterator[RunningJob]:
+    """Runs a script under fleetrun, or under the other launcher of Paddle in its `run_mode`."""
     command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
-    command += ["--server_num", "2", "--worker_num", str(num_workers), str(SCRIPTS / script)]
+    command += ["--run_mode", run_mode, "--trainer_num"] if run_mode else ["--worker_num"]
+    command += [str(num_workers), "--server_num", "2", str(SCRIPTS / script)]
     with subprocess.Popen(
         command,
         cwd=directory,
@@ -370,3 +372,16 @@ def test_sync_worker_dies_with_logged_pservers_changes_no_loss(tmp_path: Path, n
     kill = [("worker", 1), *(("pserver", shard) for shard in range(num_pservers))]
     variables = {"KILLS": "1", "FLEET_SPARSE_DURABILITY": "log"}
     assert losses_of_resumed_job(tmp_path / "killed", [kill], **variables) == undisturbed
+
+
+@pytest.mark.slow
+def test_launcher_that_ends_all_with_one_does_not_see_that_a_pserver_died(tmp_path: Path) -> None:
+    with running_job(tmp_path, run_mode="ps") as job:
+        job.wait_for(lambda: "saved" in job.log("workerlog.0"))
+        for shard in (1, 0):
+            job.wait_for_steps(50)
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+        job.wait_for_steps(50)
+        job.finish()
+        assert job.launcher.returncode == 0
+        check_counts(job, 1)

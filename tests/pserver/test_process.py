@@ -24,11 +24,13 @@ import pytest
 from fleet_sparse.control_socket import socket_path
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import FleetSparseError, SnapshotError
 from fleet_sparse.local_pservers import PserverProcess, child_environment
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Channel, Settings
 from fleet_sparse.wire import control_pb2 as messages
+from fleet_sparse.worker.control.save import Save
+from fleet_sparse.worker.modes.step import Progress
 from fleet_sparse.worker.net.shard_link import is_older
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -453,6 +455,28 @@ def test_client_continues_with_a_restarted_pserver(start: Start, channel: Channe
         assert pserver.process.poll() is None
     pserver.terminate()
     assert pserver.wait() == 0
+
+
+def test_save_under_way_when_a_pserver_dies_fails_and_the_job_goes_on(start: Start, tmp_path: Path) -> None:
+    pserver = start("--supervised")
+    with connected([pserver.endpoint], [SGD], FAILOVER, mode=Mode()) as (control, client):
+        batch = RowBatch(SGD, IDS, np.ones((1, SGD.dim), np.float32), 1.0, 1)
+        client.push([batch])
+        under_way = Save(control, "model")
+        under_way.begin(Progress(0, ""))
+        os.kill(pid_of(pserver), signal.SIGKILL)
+        with pytest.raises(SnapshotError):
+            under_way.finish()
+        client.push([batch])
+        client.flush()
+        assert save_alone(control, "model") == str(tmp_path / "model" / "000001-full")
+
+
+def test_supervisor_takes_little_memory(start: Start) -> None:
+    pserver = start("--supervised")
+    assert pserver.remote.register(SGD).incarnation
+    status = Path(f"/proc/{pserver.process.pid}/status").read_text()
+    assert int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) < 25 << 10
 
 
 def test_restarted_pserver_has_its_address_and_is_a_later_one(start: Start) -> None:
