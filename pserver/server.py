@@ -445,7 +445,7 @@ def make_read_only_shard(options: Options, settings: Settings) -> ReadOnlyShard:
         huge_pages=settings.huge_pages,
     )
     directory = resolve_under(settings.root, options.load_dirname)
-    num_rows = read_only_content.load(shard, served_chain(directory))
+    num_rows = read_only_content.load(shard, served_chain(directory), on_progress=options.note_progress)
     _log.info(
         "loaded %d rows of snapshot %d (%016x) in %s, in %.2f s; read-only",
         num_rows,

@@ -52,8 +52,10 @@ class Change(NamedTuple):
     """Values of the shard's range of every dense array, by number on the wire; None for one without values."""
 
 
-def load(shard: ReadOnlyShard, chain: Chain) -> int:
+def load(shard: ReadOnlyShard, chain: Chain, *, on_progress: Callable[[], object] = lambda: None) -> int:
     """Loads a snapshot into an empty shard; returns the number of its rows.
+
+    `on_progress` is called every few milliseconds.
 
     Raises:
         SnapshotCorrupt: Bytes are wrong.
@@ -76,6 +78,7 @@ def load(shard: ReadOnlyShard, chain: Chain) -> int:
                 for file, section in parts:
                     with closing(file.rows_ahead(section, owned)) as blocks:
                         for block in blocks:
+                            on_progress()
                             num_before = store.num_rows
                             set_rows(store, block.ids, block.rows)
                             if manifest.base is None and store.num_rows != num_before + len(block.ids):

@@ -9,7 +9,7 @@ import pytest
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.net_addresses import Address
-from fleet_sparse.pserver.server import Options, lease_of, make_shard
+from fleet_sparse.pserver.server import Options, lease_of, make_read_only_shard, make_shard
 from fleet_sparse.settings import Settings
 from support.saves import save
 from support.shards import SGD, FrameClient, floats, ids_of, push
@@ -50,6 +50,16 @@ def test_a_load_gives_signs_of_life(tmp_path: Path) -> None:
     lifeline: Any = FakeLifeline()
     options = Options(0, 1, ADDRESS, (ADDRESS,), load_dirname="model", lifeline=lifeline)
     with closing(make_shard(options, Settings(root=str(tmp_path)))[0]):
+        assert lifeline.num_signs > 0
+
+
+def test_a_load_of_a_read_only_pserver_gives_signs_of_life(tmp_path: Path) -> None:
+    client = FrameClient(shard_of(SGD))
+    client.push(push(SGD, ids_of(7), floats([1, 1])))
+    save([client.shard], tmp_path / "model", save_id="one")
+    lifeline: Any = FakeLifeline()
+    options = Options(0, 1, ADDRESS, (ADDRESS,), load_dirname="model", is_read_only=True, lifeline=lifeline)
+    with closing(make_read_only_shard(options, Settings(root=str(tmp_path)))):
         assert lifeline.num_signs > 0
 
 

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -87,9 +88,9 @@ class Liveness:
     def join(self) -> None:
         """Waits until the thread has ended, which it does once the connections are closed."""
         self._ended.put(None)
-        for thread in (self._thread, *self._followers.values()):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(_JOIN_S)
+        _join(self._thread)  # first: it starts the others
+        for follower in self._followers.values():
+            _join(follower)
 
     def _run(self) -> None:
         try:
@@ -104,7 +105,7 @@ class Liveness:
                     reports_at = time.monotonic() + self._interval_s
                     continue
                 if ended is not None:
-                    self._continue(*ended)
+                    self._continue(ended)
         except Exception:
             if not self._rpc.closed.is_set():
                 logger.exception("this worker sends no more heartbeats")
@@ -120,17 +121,25 @@ class Liveness:
     def _note_end(self, shard: int, call: PendingCall, _: object) -> None:
         self._ended.put((shard, call))
 
-    def _continue(self, shard: int, call: PendingCall) -> None:
-        """Attends a pserver again; if it is another process now, once the watchers follow it."""
-        newer = self._newer_incarnation(shard, call)
-        if newer is None:
-            self._attend_again(shard)
-        else:
+    def _continue(self, ended: tuple[int, PendingCall]) -> None:
+        """Attends pservers again whose calls have ended; other processes in their place, once watchers follow them."""
+        calls, shards = [ended], []
+        with suppress(queue.Empty):
+            while (another := self._ended.get_nowait()) is not None:
+                calls.append(another)
+        for shard, call in calls:
+            newer = self._newer_incarnation(shard, call)
+            if newer is None:
+                shards.append(shard)
+                continue
             thread = threading.Thread(
                 target=self._follow, args=(shard, newer), name=f"fleet_sparse liveness of shard {shard}", daemon=True
             )
             self._followers[shard] = thread
             thread.start()
+        if shards and not self._rpc.closed.wait(_RETRY_S):
+            for shard in shards:
+                self._attend(shard)
 
     def _newer_incarnation(self, shard: int, call: PendingCall) -> int | None:
         """Returns the incarnation of a pserver that was started again; None if it was not, as far as its call says."""
@@ -150,15 +159,12 @@ class Liveness:
         try:
             with self._lock:
                 watchers = list(self._incarnation_watchers)
-            if any([watcher(shard, incarnation) for watcher in watchers]):  # noqa: C419  # each is to hear of it
-                self._attend_again(shard)
+            follows = [watcher(shard, incarnation) for watcher in watchers]
+            if any(follows) and not self._rpc.closed.wait(_RETRY_S):
+                self._attend(shard)
         except Exception:
             if not self._rpc.closed.is_set():
                 logger.exception("this worker does not follow %s", self._rpc.where(shard))
-
-    def _attend_again(self, shard: int) -> None:
-        if not self._rpc.closed.wait(_RETRY_S):
-            self._attend(shard)
 
     def _report_tables(self) -> None:
         with self._lock:
@@ -170,3 +176,8 @@ class Liveness:
             if not isinstance(reply, FleetSparseError):
                 for watcher in watchers:
                     watcher(ShardTables(shard, table_states(reply.tables)))
+
+
+def _join(thread: threading.Thread | None) -> None:
+    if thread is not None and thread is not threading.current_thread():
+        thread.join(_JOIN_S)
