@@ -75,6 +75,7 @@ from fleet_sparse.pserver.admin.grpc_server import ControlPlane
 from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.membership import Membership, Registrant
 from fleet_sparse.pserver.admin.root import resolve_under
+from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.endpoints import DataEndpoints, check_free, choose
 from fleet_sparse.pserver.lease.directory import DirectoryCoordinator
@@ -85,6 +86,7 @@ from fleet_sparse.pserver.read_only import content as read_only_content
 from fleet_sparse.pserver.read_only.service import ReadOnlyService
 from fleet_sparse.pserver.read_only.shard import ReadOnlyShard, check_same
 from fleet_sparse.pserver.refusal import Refusal
+from fleet_sparse.pserver.server import Options, lease_of
 from fleet_sparse.serving.exported_rows import RowChoice, check_choice, stored_rows
 from fleet_sparse.serving.labelled import read_labelled, target_of
 from fleet_sparse.serving.model import ServedModel, Table, Tensor, read_model
@@ -110,7 +112,7 @@ from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration, Sha
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support import saves
 from support.client_calls import pulled, pulled_for, unique_of, update, workers_of
-from support.controls import HeldControl, registration
+from support.controls import HeldControl, barrier, registration
 from support.coordinators import Coordinator, run
 from support.in_process import QUICK, InProcessCluster
 from support.job_keys import make_keys
@@ -761,6 +763,30 @@ def _target(_: Path) -> None:
     target_of(ServedModel(1, "", "", "", "000001", (), (), targets, (), (), (), True, ()), None)
 
 
+def lease(root: Path, **settings: Any) -> None:
+    address = Address("127.0.0.1", 0)
+    where = Settings(root=str(root), durability="log", job_id="a job", **settings)
+    lease_of(Options(0, 1, address, (address,)), where)
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_LOG: is 'log', where the system refuses the log: <...>. Make room there, let the pserver write "
+    "there, or set it to another directory",
+)
+def _no_directory_for_the_log(where: Path) -> None:
+    (where / "log").touch()
+    lease(where)
+
+
+@entry(
+    SettingError,
+    "FLEET_SPARSE_COORDINATOR: 'etcd://127.0.0.1:1/job' cannot be reached: <...>. Start it, or correct the variable",
+)
+def _no_coordinator(where: Path) -> None:
+    lease(where, coordinator="etcd://127.0.0.1:1/job")
+
+
 # Tables
 
 
@@ -882,6 +908,16 @@ def _full_of_kept_pushes(_: Path) -> None:
 )
 def _no_replica(_: Path) -> None:
     PserverReader(["127.0.0.1:1|127.0.0.1:2"], Settings(connect_s=2.0))
+
+
+@entry(
+    ShardUnavailable,
+    "barrier 'b': shard 0 was started again, and worker 1 has not registered again in 0.05 s "
+    "(FLEET_SPARSE_FAILOVER_S). Start the job again from its last snapshot",
+)
+def _does_not_return(where: Path) -> None:
+    started = Supervised(is_restart=True, has_recovered=False, on_job=lambda: None, on_snapshot=lambda name: None)
+    HeldControl(where, started, failover_s=0.05).call(barrier(1))
 
 
 @entry(
