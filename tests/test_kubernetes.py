@@ -107,7 +107,7 @@ def test_all_processes_of_a_job_have_its_id(manifest: str) -> None:
     assert {variables(container)["FLEET_SPARSE_JOB_ID"] for container in containers} == {"click-model-1"}
 
 
-def test_each_pserver_of_the_stateful_set_has_a_supervisor_and_a_volume_for_its_log() -> None:
+def test_pservers_of_the_stateful_set_keep_their_logs() -> None:
     _, pservers, _ = documents("statefulset.yaml")
     container = CONTAINERS["statefulset StatefulSet"]
     settings, mounts = variables(container), {each["mountPath"]: each["name"] for each in container["volumeMounts"]}

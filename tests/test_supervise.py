@@ -115,7 +115,7 @@ def test_child_that_is_silent_from_its_start_on_is_killed() -> None:
     assert [supervision.is_stalled(now) for now in (129.9, 130.0)] == [False, True]
 
 
-def test_child_that_may_be_silent_at_its_start_is_not_stalled_there() -> None:
+def test_start_that_may_be_silent_is_no_stall() -> None:
     supervision = Supervision(3, 30.0, is_silent_at_start=True)
     supervision.begin(0.0)
     assert supervision.kills_at() is None
@@ -302,7 +302,7 @@ def test_child_that_never_says_that_it_is_alive_may_be_silent() -> None:
     assert supervisor.returncode == 0
 
 
-def test_child_that_hangs_at_its_start_is_killed_and_started_again() -> None:
+def test_child_that_hangs_at_its_start_is_killed() -> None:
     child = "print('start', flush=True)\nif not is_restart: time.sleep(3600)"
     supervisor = supervisor_of(child, stall_s=3.0)
     assert output_of(supervisor).split() == ["start"] * 2

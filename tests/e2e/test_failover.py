@@ -375,7 +375,7 @@ def test_sync_worker_dies_with_logged_pservers_changes_no_loss(tmp_path: Path, n
 
 
 @pytest.mark.slow
-def test_launcher_that_ends_all_with_one_does_not_see_that_a_pserver_died(tmp_path: Path) -> None:
+def test_launcher_in_mode_ps_sees_no_pserver_die(tmp_path: Path) -> None:
     with running_job(tmp_path, run_mode="ps") as job:
         job.wait_for(lambda: "saved" in job.log("workerlog.0"))
         for shard in (1, 0):

@@ -457,7 +457,7 @@ def test_client_continues_with_a_restarted_pserver(start: Start, channel: Channe
     assert pserver.wait() == 0
 
 
-def test_save_under_way_when_a_pserver_dies_fails_and_the_job_goes_on(start: Start, tmp_path: Path) -> None:
+def test_save_under_way_fails_when_a_pserver_dies(start: Start, tmp_path: Path) -> None:
     pserver = start("--supervised")
     with connected([pserver.endpoint], [SGD], FAILOVER, mode=Mode()) as (control, client):
         batch = RowBatch(SGD, IDS, np.ones((1, SGD.dim), np.float32), 1.0, 1)

@@ -618,14 +618,14 @@ async def test_barrier_waits_for_a_worker_that_registers_late(
 
 
 @in_loop
-async def test_barrier_of_a_worker_that_does_not_continue_fails_after_the_failover_time(tmp_path: Path) -> None:
+async def test_barrier_of_a_worker_that_stays_away_fails(tmp_path: Path) -> None:
     restarted = HeldControl(tmp_path, supervised(is_restart=True), failover_s=0.05)
     with pytest.raises(ShardUnavailable, match="FLEET_SPARSE_FAILOVER_S"):
         await restarted.start(barrier(0))
 
 
 @in_loop
-async def test_barrier_of_a_process_whose_place_was_taken_fails_at_once(restarted: HeldControl) -> None:
+async def test_barrier_of_a_process_whose_place_was_taken_fails(restarted: HeldControl) -> None:
     await restarted.start(resuming(0))
     with pytest.raises(SettingError):
         await restarted.start(barrier(0, client_id=b"another" + bytes(9)))

@@ -168,7 +168,7 @@ async def test_registration_waits_while_the_log_has_no_room(
 
 @in_loop
 @pytest.mark.parametrize("method", ["join", "note", "commit"])
-async def test_worker_returns_to_a_restarted_pserver_whose_log_has_no_room_yet(
+async def test_worker_returns_while_the_log_has_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     again = restarted(await registered(tmp_path, Mode(SYNC)))

@@ -170,9 +170,7 @@ def test_worker_registers_again_with_all_that_it_declared(control: ControlClient
     assert (again.incarnation, again.is_restart, again.restored_seq) == (300, True, 4)
 
 
-def test_worker_registers_with_several_restarted_pservers_at_once(
-    control: ControlClient, pservers: FakePservers
-) -> None:
+def test_worker_registers_with_restarted_pservers_at_once(control: ControlClient, pservers: FakePservers) -> None:
     supervised(pservers)
     control.register([SPEC], 1, 2, ASYNC)
     before, together = pservers.answer, threading.Barrier(2)
