@@ -23,6 +23,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import (
     ErrorCode,
     FleetSparseError,
+    LogFailed,
     LogFull,
     PlanError,
     ProtocolError,
@@ -333,7 +334,7 @@ class ControlService:
         self._registered.send()
         try:
             states = await self._join_durably(joins, specs, resumption)
-        except OSError:  # the disk of the log fails: this worker registers again with the next process
+        except (LogFailed, OSError):  # this worker registers again with the next process
             raise
         except Exception as error:
             await self._refuse(registrant, error)
@@ -655,7 +656,7 @@ class ControlService:
             self._check_known(registrant.where, registrant.client_id)
         try:
             self._shard.add_tables(specs, declared_by=registrant.where)
-        except (LogFull, OSError):
+        except (LogFull, LogFailed, OSError):
             raise
         except Exception as error:
             mode, refusal = None, error

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
-from fleet_sparse.errors import ErrorCode, LogFull, ProtocolError, WorkerLost
+from fleet_sparse.errors import ErrorCode, LogFailed, LogFull, ProtocolError, WorkerLost
 from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
 from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.service import Supervised
@@ -182,6 +182,23 @@ async def test_worker_returns_while_the_log_has_no_room(
         await again.start(request)
     assert not failures
     await meet(again, barrier(0), barrier(1))
+
+
+@in_loop
+async def test_worker_is_not_lost_because_the_log_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = restarted(await registered(tmp_path, Mode(SYNC)))
+    assert again.shard.log is not None
+    await again.start(resuming(0, mode=Mode(SYNC)))
+    waiting = asyncio.ensure_future(again.start(barrier(0)))
+    await turns()
+    full_times(monkeypatch, again.shard.log, "join", 1)[:] = [LogFailed("a broken disk")]
+    with pytest.raises(LogFailed):
+        await again.start(resuming(1, mode=Mode(SYNC)))
+    await turns()
+    assert not waiting.done()
+    await again.start(resuming(1, mode=Mode(SYNC)))
+    await meet(again, barrier(1))
+    await waiting
 
 
 @in_loop
