@@ -304,24 +304,24 @@ def test_child_that_never_says_that_it_is_alive_may_be_silent() -> None:
 
 def test_child_that_hangs_at_its_start_is_killed() -> None:
     child = "print('start', flush=True)\nif not is_restart: time.sleep(3600)"
-    supervisor = supervisor_of(child, stall_s=3.0)
+    supervisor = supervisor_of(child, stall_s=5.0)
     assert output_of(supervisor).split() == ["start"] * 2
     assert supervisor.returncode == 0
 
 
 def test_child_whose_start_takes_long_lives() -> None:
     child = (
-        "end = time.monotonic() + 4.0\nwhile time.monotonic() < end: lifeline.note_progress(); time.sleep(0.01)\n"
+        "end = time.monotonic() + 6.0\nwhile time.monotonic() < end: lifeline.note_progress(); time.sleep(0.01)\n"
         "print('end', flush=True)"
     )
-    supervisor = supervisor_of(child, stall_s=3.0)
+    supervisor = supervisor_of(child, stall_s=5.0)
     assert output_of(supervisor).split() == ["end"]
     assert supervisor.returncode == 0
 
 
 def test_suspended_child_is_killed_and_started_again() -> None:
     child = "lifeline.say('alive')\nprint('start', flush=True)\nif not is_restart: os.kill(os.getpid(), signal.SIGSTOP)"
-    supervisor = supervisor_of(child, stall_s=3.0)
+    supervisor = supervisor_of(child, stall_s=5.0)
     assert output_of(supervisor).split() == ["start"] * 2
     assert supervisor.returncode == 0
 
