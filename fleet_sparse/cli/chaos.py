@@ -46,6 +46,7 @@ class DurabilityChoice(StrEnum):
     """What survives the death of a pserver."""
 
     log = "log"
+    sync = "sync"
     snapshot = "snapshot"
 
 
@@ -68,11 +69,12 @@ def chaos(
     """Runs real jobs of 2 pservers and 2 workers under faults, and checks that every update is in its row once.
 
     Each worker adds 1 to its own value of every row in each step. Pservers are killed, suspended, or lose power; their
-    supervisors start them again. With `log` no update may be lost or doubled; with `snapshot` only those are lost that
-    workers report. Exit code 1: others were. The seed repeats the faults, but not the moments at which they hit.
+    supervisors start them again. With `log` and `sync` no update may be lost or doubled; with `snapshot` only those are
+    lost that workers report. Exit code 1: others were. The seed repeats the faults, but not the moments at which they
+    hit.
 
-    Killed workers cannot be mixed with power cuts: a log that was not synced is only complete while its workers live. A
-    full disk needs root, for a tmpfs of 1152 MiB, and a suspended coordinator a program etcd.
+    With `log` killed workers cannot be mixed with power cuts: a log that was not synced is only complete while its
+    workers live. A full disk needs root, for a tmpfs of 1152 MiB, and a suspended coordinator a program etcd.
     """
     kinds = tuple(kind or USUAL_KINDS)
     modes: tuple[str, ...] = MODES if mode is ChaosMode.all else (mode.value,)
@@ -95,7 +97,7 @@ def chaos(
             f"chaos: --kind is {FaultKind.worker.value!r}, which needs --durability {LOG}: a new worker cannot tell "
             "what its former self has lost with a pserver"
         )
-    if FaultKind.worker in kinds and FaultKind.power in kinds:
+    if durability.value == LOG and {FaultKind.worker, FaultKind.power} <= set(kinds):
         raise SettingError(
             f"chaos: --kind: {FaultKind.worker.value!r} and {FaultKind.power.value!r} are in one run. Make two: a "
             "power cut loses what only the killed worker had"
@@ -198,6 +200,7 @@ def _as_json(plan: ChaosPlan, report: ChaosReport) -> dict[str, Any]:
                 "num_faults": {kind.name: count for kind, count in kinds.items()},
                 "num_steps": report.num_steps[mode],
                 "num_reported_lost": report.num_reported[mode],
+                "num_cut_records": report.num_cut_records[mode],
                 "recovery_s": _summary([each.took_s for each in report.recoveries[mode]]),
                 "recovery_without_backoff_s": _summary(
                     [each.took_s - each.backoff_s for each in report.recoveries[mode]]

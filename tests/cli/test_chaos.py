@@ -71,7 +71,7 @@ def test_an_hour_loses_and_doubles_nothing(durability: str) -> None:
         ["--durability", "snapshot", "--mode", "sync"],
         ["--durability", "snapshot", "--kind", "torn record at the end of the log"],
         ["--durability", "snapshot", "--kind", "worker killed"],
-        ["--kind", "worker killed", "--kind", "power cut: half of the log that was not synced is lost"],
+        ["--kind", "worker killed", "--kind", "power cut: records of the log that were not synced are lost"],
     ],
     ids=[
         "windows of a geo job",

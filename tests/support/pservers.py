@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +15,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.local_pservers import PserverProcess
 from fleet_sparse.settings import Channel, Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import ATTRIBUTES_KEY, CONTROL_VERSION, ERROR_KEY, METHODS, SERVICE, from_status
@@ -19,7 +23,7 @@ from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Frame
 
-from .shards import CLIENT
+from .shards import CLIENT, CLUSTER
 from .streams import StreamSocket
 
 CALL_S = 30.0
@@ -119,3 +123,22 @@ def result_of(future: Any) -> Any:
             )
             raise raised from error
         raise
+
+
+@contextmanager
+def logged_pserver(
+    directory: Path, *arguments: str, **variables: str
+) -> Iterator[tuple[PserverProcess, RemotePserver]]:
+    """A pserver process with a log in a directory, and a connection to it."""
+    environment = {"FLEET_SPARSE_ROOT": str(directory), "FLEET_SPARSE_DURABILITY": "log", "FLEET_SPARSE_JOB_ID": "a"}
+    pserver = PserverProcess(
+        0, 1, *arguments, cluster_id=CLUSTER, directory=directory, environment={**environment, **variables}
+    )
+    try:
+        remote = RemotePserver(pserver.endpoint)
+        try:
+            yield pserver, remote
+        finally:
+            remote.close()
+    finally:
+        pserver.kill()

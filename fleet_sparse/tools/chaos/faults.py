@@ -16,7 +16,7 @@ class FaultKind(StrEnum):
     delay = "pserver suspended for less than a second"
     suspend = "pserver suspended for seconds"
     connections = "all connections of a pserver cut"
-    power = "power cut: half of the log that was not synced is lost"
+    power = "power cut: records of the log that were not synced are lost"
     torn = "torn record at the end of the log"
     worker = "worker killed"
     disk = "disk of the logs full, and a pserver killed"

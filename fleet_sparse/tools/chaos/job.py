@@ -24,16 +24,18 @@ from .etcd_server import etcd_server
 from .faults import Fault, FaultKind
 from .growth import ProcessUse
 from .log_disk import LOG_DISK_BYTES, filled, log_disk
+from .sync_trace import TRACE_VARIABLE, num_synced_bytes
 
 NUM_PSERVERS = NUM_WORKERS = 2
-LOG_DIRECTORY = "logs"
+LOG_DIRECTORY, TRACE_DIRECTORY = "logs", "synced"
+SYNC_DURABILITY = "sync"
 STEPS_BYTES = 8
 START_S, END_S = 120.0, 120.0
 GEO_STEPS = 2
 """Steps of a window of a geo job."""
 MAX_INFLIGHT_PUSHES = 4
 """`FLEET_SPARSE_MAX_INFLIGHT_PUSHES` of jobs whose workers are killed: one that dies loses no more pushes."""
-_LEAST_COMMITS = 4  # of a power cut
+_LEAST_UNSYNCED = 8  # records of a log that loses half of those that are not synced
 _LEASE_S = 3.0
 _POLL_S = 0.01
 _BACKOFF = re.compile(r"is started again in (\d+\.\d) s")
@@ -75,6 +77,10 @@ class ChaosJob:
         launcher: The process of fleetrun.
         recovery_s: Seconds after a fault in which all workers should make steps again.
         coordinator: The server of the coordinator; None if the logs are the coordinator.
+        syncs_acks: True if pservers sync a push before they ack it.
+
+    Attributes:
+        num_cut_records: Records that power cuts took from the logs.
     """
 
     def __init__(
@@ -83,12 +89,16 @@ class ChaosJob:
         launcher: subprocess.Popen[bytes],
         recovery_s: float,
         coordinator: subprocess.Popen[bytes] | None,
+        *,
+        syncs_acks: bool,
     ) -> None:
         self._directory = directory
         self._launcher = launcher
         self._recovery_s = recovery_s
         self._coordinator = coordinator
+        self._syncs_acks = syncs_acks
         self._num_deaths = [0] * NUM_WORKERS
+        self.num_cut_records = 0
 
     def start(self) -> None:
         """Waits until all workers train.
@@ -110,8 +120,8 @@ class ChaosJob:
             FleetSparseError: They do not train in time, or the job ended.
         """
         self._sleep(fault.quiet_s)
-        if fault.kind is FaultKind.power:
-            self._wait_for_commits(fault.target)
+        if fault.kind is FaultKind.power and not self._syncs_acks:
+            self._wait_for_unsynced(fault.target)
         before = {name: len(self._backoffs_s(name)) for name in self._supervised}
         begun_at = time.monotonic()
         self._carry_out(fault)
@@ -185,7 +195,11 @@ class ChaosJob:
                 from .power_cut import cut, tear
 
                 with self._dead(fault.target) as segment:
-                    cut(segment) if fault.kind is FaultKind.power else tear(segment)
+                    if fault.kind is FaultKind.torn:
+                        tear(segment)
+                    else:
+                        share = 1.0 if self._syncs_acks else 0.5
+                        self.num_cut_records += cut(segment, self._num_synced_bytes(segment), share)
 
     def _suspend(self, pid: int, lasts_s: float) -> None:
         os.kill(pid, signal.SIGSTOP)
@@ -202,15 +216,18 @@ class ChaosJob:
         resumes = "resumes at" in log
         return Counted(num_steps, least, most, max(lost), 0 if resumes else self._num_deaths[worker])
 
-    def _wait_for_commits(self, shard: int) -> None:
-        """Waits until the log of a shard has changes that a power cut may lose."""
-        from .power_cut import last_segment, trailing_commits
+    def _wait_for_unsynced(self, shard: int) -> None:
+        """Waits until the log of a shard has records that a power cut may lose."""
+        from .power_cut import last_segment, unsynced_records
 
-        self._wait_for(
-            lambda: len(trailing_commits(last_segment(self._directory, shard))) >= 2 * _LEAST_COMMITS,
-            self._recovery_s,
-            f"changes in the log of shard {shard}",
-        )
+        def has_enough() -> bool:
+            segment = last_segment(self._directory, shard)
+            return len(unsynced_records(segment, self._num_synced_bytes(segment))) >= _LEAST_UNSYNCED
+
+        self._wait_for(has_enough, self._recovery_s, f"records in the log of shard {shard}")
+
+    def _num_synced_bytes(self, segment: Path) -> int:
+        return num_synced_bytes(self._directory / TRACE_DIRECTORY, segment)
 
     @contextmanager
     def _dead(self, shard: int) -> Iterator[Path]:
@@ -301,8 +318,10 @@ def chaos_job(
     quiet = subprocess.DEVNULL
     with ExitStack() as stack:
         coordinator = None
-        if FaultKind.power in kinds:  # it should lose all but what a pserver waits for; workers keep their pushes
-            environment["FLEET_SPARSE_LOG_SYNC_S"] = "1000"
+        if FaultKind.power in kinds:
+            environment["FLEET_SPARSE_RULES"] = num_synced_bytes.__module__
+            environment[TRACE_VARIABLE] = str(directory / TRACE_DIRECTORY)
+            environment["FLEET_SPARSE_LOG_SYNC_S"] = "1000"  # a pserver syncs only what it waits for
         if FaultKind.worker in kinds:
             command = [*command, "--restart-workers"]
             environment["FLEET_SPARSE_MAX_INFLIGHT_PUSHES"] = str(MAX_INFLIGHT_PUSHES)
@@ -318,7 +337,7 @@ def chaos_job(
             )
         )
         try:
-            yield ChaosJob(directory, launcher, recovery_s, coordinator)
+            yield ChaosJob(directory, launcher, recovery_s, coordinator, syncs_acks=durability == SYNC_DURABILITY)
         finally:
             # A signal ends fleetrun but not its children, which are in its process group.
             with suppress(ProcessLookupError):  # all of them ended by themselves

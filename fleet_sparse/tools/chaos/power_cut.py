@@ -1,14 +1,13 @@
-"""Logs as the power cut of a machine leaves them: changes that were written and not synced are gone."""
+"""Logs as the power cut of a machine leaves them: records that were written and not synced are gone."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from fleet_sparse.pserver.log.log_format import HEADER_BYTES, Kind, find_record, is_segment
+from fleet_sparse.pserver.log.log_format import HEADER_BYTES, find_record, is_segment
 from fleet_sparse.pserver.log.log_reader import read_header
 
-_COMMITS = (Kind.APPLY, Kind.PREPARE, Kind.COMMIT, Kind.REJOIN)
 _TORN_BYTES = 100
 
 
@@ -25,23 +24,33 @@ def last_segment(directory: Path, shard: int) -> Path:
     return of_shard[-1]
 
 
-def trailing_commits(segment: Path) -> list[int]:
-    """Returns the offsets of the commits behind the newest record of another kind in a segment.
+def unsynced_records(segment: Path, num_synced_bytes: int) -> list[int]:
+    """Returns the offsets of the records of a segment that are not wholly within its first bytes, which are synced.
 
-    A pserver waits for the disk before it answers what the others are for, so that a power cut loses none of them.
+    A segment is synced before the next one begins, so that a power cut loses records of the newest one only.
     """
     data, offset = memoryview(segment.read_bytes()), HEADER_BYTES
-    commits: list[int] = []
+    unsynced: list[int] = []
     while not isinstance(head := find_record(data, offset), str):
-        commits = [*commits, offset] if head.kind in _COMMITS else []
+        if offset + head.end > num_synced_bytes:
+            unsynced.append(offset)
         offset += head.end
-    return commits
+    return unsynced
 
 
-def cut(segment: Path) -> int:
-    """Cuts half of the trailing commits off a segment that nobody writes to; returns their number."""
-    commits = trailing_commits(segment)
-    lost = commits[len(commits) // 2 :]
+def cut(segment: Path, num_synced_bytes: int, share: float) -> int:
+    """Cuts the newer part of the records that were not synced off a segment that nobody writes to.
+
+    Args:
+        segment: The newest segment of a log.
+        num_synced_bytes: Bytes of it that a sync has covered.
+        share: Share of the other records to cut, rounded up.
+
+    Returns:
+        Number of records that it lost.
+    """
+    unsynced = unsynced_records(segment, num_synced_bytes)
+    lost = unsynced[int(len(unsynced) * (1 - share)) :]
     if lost:
         os.truncate(segment, lost[0])
     return len(lost)

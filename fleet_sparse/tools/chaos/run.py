@@ -12,12 +12,21 @@ from typing import Any
 
 from .faults import NEEDS_LOG, ON_REQUEST, Fault, FaultKind, faults
 from .growth import Growth, ProcessUse, growth
-from .job import MAX_INFLIGHT_PUSHES, NUM_PSERVERS, ChaosJob, Counted, Recovery, chaos_job, steps_per_push
+from .job import (
+    MAX_INFLIGHT_PUSHES,
+    NUM_PSERVERS,
+    SYNC_DURABILITY,
+    ChaosJob,
+    Counted,
+    Recovery,
+    chaos_job,
+    steps_per_push,
+)
 
 GEO, SYNC = "geo", "sync"
 MODES = ("async", "lag", GEO, SYNC)
 LOG, SNAPSHOT = "log", "snapshot"
-DURABILITIES = (LOG, SNAPSHOT)
+DURABILITIES = (LOG, SYNC_DURABILITY, SNAPSHOT)
 USUAL_KINDS = tuple(kind for kind in FaultKind if kind not in ON_REQUEST)
 _RECOVERY_S = 60.0
 _LEAST_FAULTS = 8
@@ -48,7 +57,7 @@ class ChaosPlan:
     @property
     def possible_kinds(self) -> list[FaultKind]:
         """The kinds without those of a log, if there is none."""
-        return [kind for kind in self.kinds if self.durability == LOG or kind not in NEEDS_LOG]
+        return [kind for kind in self.kinds if self.durability != SNAPSHOT or kind not in NEEDS_LOG]
 
 
 @dataclass
@@ -61,6 +70,7 @@ class ChaosReport:
         pauses_s: By mode, durations of the steps that took more than a quarter of a second.
         num_steps: By mode, number of steps of all workers.
         num_reported: By mode, number of pushes that workers reported as lost.
+        num_cut_records: By mode, number of records that power cuts took from the logs.
         discrepancies: What was lost or doubled without a report; empty if nothing was.
         growth: How the processes of the job with most faults grew, by name.
         num_samples: Number of samples behind it.
@@ -71,6 +81,7 @@ class ChaosReport:
     pauses_s: dict[str, list[float]] = field(default_factory=dict)
     num_steps: Counter[str] = field(default_factory=Counter)
     num_reported: Counter[str] = field(default_factory=Counter)
+    num_cut_records: Counter[str] = field(default_factory=Counter)
     discrepancies: list[str] = field(default_factory=list)
     growth: dict[str, Growth] = field(default_factory=dict)
     num_samples: int = 0
@@ -145,6 +156,7 @@ def _disturb(
         report.num_reported[mode] += counted.num_lost
         if (wrong := discrepancy(mode, worker, counted, seed=seed)) is not None:
             report.discrepancies.append(wrong)
+    report.num_cut_records[mode] += job.num_cut_records
     report.pauses_s.setdefault(mode, []).extend(job.pauses_s())
     if len(samples["worker 0"]) >= report.num_samples:
         report.num_samples = len(samples["worker 0"])

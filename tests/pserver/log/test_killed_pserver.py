@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 
@@ -18,29 +16,12 @@ from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frame_format import Op
-from support.pservers import RemotePserver, RemoteShard
+from support.pservers import RemotePserver, RemoteShard, logged_pserver
 from support.saves import save
-from support.shards import CLUSTER, SGD, FrameClient, floats, ids_of, make_shard, pull, push
+from support.shards import SGD, FrameClient, floats, ids_of, make_shard, pull, push
 
 IDS = np.arange(50)
 GRADS = floats(*([1.0, 0.0] for _ in IDS))
-
-
-@contextmanager
-def started(directory: Path, *arguments: str, **variables: str) -> Iterator[tuple[PserverProcess, RemotePserver]]:
-    """A pserver process with a log, and a connection to it."""
-    environment = {"FLEET_SPARSE_ROOT": str(directory), "FLEET_SPARSE_DURABILITY": "log", "FLEET_SPARSE_JOB_ID": "a"}
-    pserver = PserverProcess(
-        0, 1, *arguments, cluster_id=CLUSTER, directory=directory, environment={**environment, **variables}
-    )
-    try:
-        remote = RemotePserver(pserver.endpoint)
-        try:
-            yield pserver, remote
-        finally:
-            remote.close()
-    finally:
-        pserver.kill()
 
 
 def client_of(remote: RemotePserver) -> FrameClient[RemoteShard]:
@@ -65,7 +46,7 @@ def rounds(directory: Path, num_rounds: int, seed: int = 3, **variables: str) ->
     """
     generator, num_acked = random.Random(seed), 0
     for _ in range(num_rounds):
-        with started(directory, **variables) as (pserver, remote):
+        with logged_pserver(directory, **variables) as (pserver, remote):
             client = client_of(remote)
             assert client.seq in (num_acked, num_acked + 1)
             num_acked = client.seq
@@ -95,26 +76,26 @@ def test_two_hundred_kills_lose_and_double_nothing(tmp_path: Path, durability: s
 
 
 def test_stop_removes_the_log_and_a_signal_leaves_it(tmp_path: Path) -> None:
-    with started(tmp_path) as (pserver, remote):
+    with logged_pserver(tmp_path) as (pserver, remote):
         push_all(client_of(remote))
         pserver.terminate()
         pserver.wait()
     assert LogReader(log_of(tmp_path)).paths
-    with started(tmp_path) as (pserver, remote):
+    with logged_pserver(tmp_path) as (pserver, remote):
         remote.call(messages.StopRequest())
         pserver.wait()
     assert not log_of(tmp_path).exists()
 
 
 def test_a_checkpoint_is_written_while_a_pserver_serves(tmp_path: Path) -> None:
-    with started(tmp_path, FLEET_SPARSE_CHECKPOINT_BYTES="5000") as (_, remote):
+    with logged_pserver(tmp_path, FLEET_SPARSE_CHECKPOINT_BYTES="5000") as (_, remote):
         client = client_of(remote)
         deadline = time.monotonic() + 30
         while not (log_of(tmp_path) / CHECKPOINT).exists():
             assert time.monotonic() < deadline
             push_all(client)
         seq = client.seq
-    with started(tmp_path) as (_, remote):
+    with logged_pserver(tmp_path) as (_, remote):
         client = client_of(remote)
         assert client.seq == seq
         assert client.rows(SGD, 1) == [[0.5 - seq, 0.5]]
@@ -125,7 +106,7 @@ def test_a_loaded_snapshot_is_in_the_log(tmp_path: Path) -> None:
     FrameClient(shard).push(push(SGD, IDS, 4 * GRADS))
     save([shard], tmp_path / "model")
     for number in range(2):  # the second start has the log, and does not load
-        with started(tmp_path, "--load", "model") as (_, remote):
+        with logged_pserver(tmp_path, "--load", "model") as (_, remote):
             client = client_of(remote)
             assert client.seq == number + 1  # the snapshot has the first push
             assert client.rows(SGD, 1) == [[-3.5 - number, 0.5]]
@@ -161,7 +142,7 @@ def test_a_pserver_whose_disk_fails_is_started_again(tmp_path: Path) -> None:
         "FLEET_SPARSE_DURABILITY": "sync",
         "PYTHONPATH": str(tmp_path),
     }
-    with started(tmp_path, "--supervised", **variables) as (pserver, remote):
+    with logged_pserver(tmp_path, "--supervised", **variables) as (pserver, remote):
         client = client_of(remote)
         push_all(client)
         failing.touch()

@@ -9,11 +9,14 @@ import pytest
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.tools.chaos.power_cut import cut, last_segment, tear, trailing_commits
+from fleet_sparse.tools.chaos import sync_trace
+from fleet_sparse.tools.chaos.power_cut import cut, last_segment, tear, unsynced_records
 from support.logs import close, logged_shard
+from support.pservers import logged_pserver
 from support.shards import FrameClient, ids_of, push
 
 TABLE = TableSpec(name="C1", dim=2, rule="sgd", initializer=constant(0.0))
+NUM_PUSHES = 8
 
 
 @pytest.fixture
@@ -21,7 +24,7 @@ def directory(tmp_path: Path) -> Path:
     """The log of a shard with eight pushes of 1."""
     shard = logged_shard(tmp_path / "log", TABLE)
     client = FrameClient(shard)
-    for _ in range(8):
+    for _ in range(NUM_PUSHES):
         client.push(push(TABLE, ids_of(1), -np.ones((1, 2), np.float32)))
     close(shard)
     return tmp_path
@@ -36,11 +39,31 @@ def row_of(directory: Path) -> float:
         close(shard)
 
 
-def test_half_of_the_changes_that_were_not_synced_are_lost(directory: Path) -> None:
+def test_half_of_the_records_that_were_not_synced_are_lost(directory: Path) -> None:
     segment = last_segment(directory, 0)
-    assert len(trailing_commits(segment)) == 8
-    assert cut(segment) == 4
-    assert row_of(directory) == 4.0
+    *_, fourth, _, _, _, _ = unsynced_records(segment, 0)
+    assert len(unsynced_records(segment, fourth)) == 5
+    assert cut(segment, fourth, 0.5) == 3
+    assert row_of(directory) == 5.0
+
+
+def test_all_records_that_were_not_synced_are_lost(directory: Path) -> None:
+    segment = last_segment(directory, 0)
+    *_, last = unsynced_records(segment, 0)
+    assert cut(segment, last, 1.0) == 1
+    assert row_of(directory) == 7.0
+
+
+def test_a_record_that_is_synced_in_part_is_lost(directory: Path) -> None:
+    segment = last_segment(directory, 0)
+    *_, last = unsynced_records(segment, 0)
+    assert cut(segment, last + 64, 1.0) == 1
+
+
+def test_a_log_that_is_synced_loses_nothing(directory: Path) -> None:
+    segment = last_segment(directory, 0)
+    assert cut(segment, segment.stat().st_size, 1.0) == 0
+    assert row_of(directory) == 8.0
 
 
 def test_a_torn_record_loses_nothing(directory: Path) -> None:
@@ -51,3 +74,30 @@ def test_a_torn_record_loses_nothing(directory: Path) -> None:
 def test_a_shard_without_a_log_has_no_segment(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="shard 1"):
         last_segment(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("durability", "num_kept"), [("sync", NUM_PUSHES), ("log", 0)], ids=["ack behind the sync", "ack before the sync"]
+)
+def test_a_power_cut_shows_whether_a_pserver_acks_before_it_syncs(
+    tmp_path: Path, durability: str, num_kept: int
+) -> None:
+    """The pserver of the second case acks what no sync has covered, and the client keeps no copy of its pushes."""
+    trace = tmp_path / "synced"
+    variables = {
+        "FLEET_SPARSE_DURABILITY": durability,
+        "FLEET_SPARSE_LOG_SYNC_S": "1000",
+        "FLEET_SPARSE_RULES": sync_trace.__name__,
+        sync_trace.TRACE_VARIABLE: str(trace),
+    }
+    with logged_pserver(tmp_path, **variables) as (pserver, remote):
+        client = FrameClient(remote.register(TABLE, job_id="a"))
+        for _ in range(NUM_PUSHES):
+            assert client.push(push(TABLE, ids_of(1), -np.ones((1, 2), np.float32))).error is None
+        pserver.kill()
+    segment = last_segment(tmp_path, 0)
+    cut(segment, sync_trace.num_synced_bytes(trace, segment), 1.0)
+    with logged_pserver(tmp_path, **variables) as (_, remote):
+        client = FrameClient(remote.register(TABLE, job_id="a"))
+        client.seq = num_kept
+        assert client.rows(TABLE, 1)[0][0] == num_kept
