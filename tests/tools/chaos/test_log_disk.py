@@ -37,3 +37,15 @@ def test_a_filled_disk_has_room_again_behind_the_block(tmp_path: Path) -> None:
     except FleetSparseError as error:
         pytest.skip(f"mounting is not permitted here: {error}")
     assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_files_of_a_block_that_fails_are_kept(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with pytest.raises((KeyError, FleetSparseError)) as caught, log_disk(disk, NUM_BYTES):
+        (disk / "a").write_bytes(b"1" + bytes(1 << 20))
+        raise KeyError
+    if caught.type is not KeyError:
+        pytest.skip(f"mounting is not permitted here: {caught.value}")
+    assert not disk.is_mount()
+    assert (disk / "a").read_bytes() == b"1" + bytes(1 << 20)
+    assert [path.name for path in tmp_path.iterdir()] == ["disk"]
