@@ -2,37 +2,99 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fleet_sparse.cli import app
+from fleet_sparse.local_pservers import child_environment
+from fleet_sparse.tools.chaos.faults import ON_REQUEST, FaultKind
+from fleet_sparse.tools.chaos.job import NUM_PSERVERS, NUM_WORKERS
+from fleet_sparse.tools.chaos.run import MODES, USUAL_KINDS
+
+_HOUR_S, _WAIT_S = 3600, 120
+_LACKS = ("capability SYS_ADMIN", "no program 'etcd'", "library etcd3gw is missing", "capability SYS_PTRACE")
+
+
+@pytest.fixture
+def hours() -> None:
+    """Lets a test take longer than the time after which `faulthandler` ends the process."""
+    faulthandler.cancel_dump_traceback_later()
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    """Runs the command, which has to end well; returns its report. Skips the test if such a fault is not permitted."""
+    result = CliRunner().invoke(app, ["chaos", *arguments, "--json"])
+    if any(each in str(result.exception) for each in _LACKS):
+        pytest.skip(str(result.exception))
+    assert result.exit_code == 0, result.output
+    report: dict[str, Any] = json.loads(result.output)
+    return report
 
 
 def test_a_short_run_loses_and_doubles_nothing() -> None:
     arguments = ["--minutes", "0", "--mode", "async", "--faults", "3", "--kind", "pserver killed", "--seed", "1"]
-    result = CliRunner().invoke(app, ["chaos", *arguments, "--json"])
+    result = CliRunner().invoke(app, ["chaos", *arguments, "--rows", "70000", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.output)
-    assert report["modes"]["async"]["num_faults"] == {"kill": 3}
+    assert report["modes"]["async"]["kinds"]["kill"]["num_faults"] == 3
+    assert report["modes"]["async"]["kinds"]["kill"]["pause_s"]["max"] > 0
     assert report["modes"]["async"]["num_steps"] > 100
+    assert report["num_rows"] == 70000
     assert report["discrepancies"] == []
+
+
+def processes_in(directory: Path) -> list[Path]:
+    """Processes whose working directory is below a directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if Path(os.readlink(process / "cwd")).is_relative_to(directory):
+                found.append(process)
+    return found
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_processes(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "fleet_sparse.cli", "chaos", "--mode", "async"]
+    environment = child_environment(TMPDIR=str(tmp_path))
+    with subprocess.Popen(command, env=environment) as chaos:
+        try:
+            wait_until(lambda: len(processes_in(tmp_path)) >= NUM_PSERVERS + NUM_WORKERS)
+            chaos.send_signal(number)
+            assert chaos.wait(_WAIT_S) == 128 + number
+        finally:
+            chaos.kill()
+    wait_until(lambda: not processes_in(tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "lag", "geo", "sync"])
 @pytest.mark.parametrize(
     "kind",
-    ["worker killed", "disk of the logs full, and a pserver killed", "coordinator suspended for seconds"],
-    ids=["worker", "disk", "coordinator"],
+    ON_REQUEST,
+    ids=[kind.name for kind in ON_REQUEST],
 )
 def test_rarer_faults_lose_and_double_nothing(kind: str, mode: str) -> None:
-    result = CliRunner().invoke(app, ["chaos", "--minutes", "0", "--mode", mode, "--faults", "3", "--kind", kind])
-    lacks = ("capability SYS_ADMIN", "no program 'etcd'", "library etcd3gw is missing")
-    if any(each in str(result.exception) for each in lacks):  # this machine cannot have that fault
-        pytest.skip(str(result.exception))
-    assert result.exit_code == 0, result.output
+    run("--minutes", "0", "--mode", mode, "--faults", "3", "--kind", kind)
 
 
 @pytest.mark.slow
@@ -44,23 +106,43 @@ def test_row_caches_lose_and_double_nothing(mode: str) -> None:
 
 
 @pytest.mark.chaos
-def test_processes_do_not_grow_in_half_an_hour() -> None:
+@pytest.mark.usefixtures("hours")
+@pytest.mark.timeout(_HOUR_S + 1800)
+def test_a_job_of_an_hour_loses_nothing_and_does_not_grow() -> None:
     """No power is cut: for that no log is synced, and workers keep all of their pushes."""
-    kinds = ["pserver killed", "all pservers killed", "all connections of a pserver cut"]
-    arguments = ["--minutes", "30", "--mode", "async", "--faults", "100000", "--json"]
-    arguments += [argument for kind in kinds for argument in ("--kind", kind)]
-    result = CliRunner().invoke(app, ["chaos", *arguments])
-    assert result.exit_code == 0, result.output
-    for use in json.loads(result.output)["growth"].values():
+    kinds = [kind for kind in USUAL_KINDS if kind is not FaultKind.power]
+    options = [argument for kind in kinds for argument in ("--kind", kind)]
+    report = run("--minutes", "60", "--jobs", "1", "--mode", "async", "--faults", "100000", *options)
+    assert report["discrepancies"] == []
+    assert len(report["growth"]) == NUM_PSERVERS + NUM_WORKERS
+    for use in report["growth"].values():
+        assert use["minutes"] > 55, use
         assert use["rss_mib_per_hour"] < 1.0, use
-        assert use["num_files"][1] <= use["num_files"][0] + 1, use
+        assert use["files_per_hour"] == 0.0, use
 
 
 @pytest.mark.chaos
+@pytest.mark.usefixtures("hours")
+@pytest.mark.timeout(3 * _HOUR_S)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("kind", "durability"),
+    [*((kind, "log") for kind in FaultKind), (FaultKind.power, "sync")],
+    ids=[*(kind.name for kind in FaultKind), "power-sync"],
+)
+def test_200_faults_lose_and_double_nothing(kind: FaultKind, durability: str, mode: str) -> None:
+    arguments = ["--jobs", "1", "--faults", "200", "--mode", mode, "--kind", kind, "--durability", durability]
+    report = run("--minutes", "120", *arguments)
+    assert report["discrepancies"] == []
+    assert report["modes"][mode]["kinds"][kind.name]["num_faults"] == 200
+
+
+@pytest.mark.chaos
+@pytest.mark.usefixtures("hours")
+@pytest.mark.timeout(_HOUR_S)
 @pytest.mark.parametrize("durability", ["log", "snapshot"])
-def test_an_hour_loses_and_doubles_nothing(durability: str) -> None:
-    result = CliRunner().invoke(app, ["chaos", "--minutes", "30", "--durability", durability])
-    assert result.exit_code == 0, result.output
+def test_mixed_faults_lose_and_double_nothing_that_is_not_reported(durability: str) -> None:
+    assert run("--minutes", "30", "--durability", durability)["discrepancies"] == []
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,12 @@ class FaultKind(StrEnum):
     worker = "worker killed"
     disk = "disk of the logs full, and a pserver killed"
     coordinator = "coordinator suspended for seconds"
+    frames = "frames delayed, doubled and reordered"
 
 
 NEEDS_LOG = (FaultKind.power, FaultKind.torn, FaultKind.disk)
 """Faults of pservers that have logs."""
-ON_REQUEST = (FaultKind.worker, FaultKind.disk, FaultKind.coordinator)
+ON_REQUEST = (FaultKind.worker, FaultKind.disk, FaultKind.coordinator, FaultKind.frames)
 """Faults that a run has only if it is asked for them: their jobs are set up in another way."""
 
 _QUIET_S = (0.2, 2.0)
@@ -34,6 +35,7 @@ _LASTS_S = {
     FaultKind.suspend: (1.0, 5.0),
     FaultKind.disk: (1.0, 5.0),
     FaultKind.coordinator: (1.0, 8.0),
+    FaultKind.frames: (1.0, 5.0),
 }
 
 

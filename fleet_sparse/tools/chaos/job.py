@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,13 +25,14 @@ from .etcd_server import etcd_server
 from .faults import Fault, FaultKind
 from .growth import ProcessUse
 from .log_disk import LOG_DISK_BYTES, filled, log_disk
+from .step_ends import longest_pause_s, num_steps, read
 from .sync_trace import TRACE_VARIABLE, num_synced_bytes
 
 NUM_PSERVERS = NUM_WORKERS = 2
 LOG_DIRECTORY, TRACE_DIRECTORY = "logs", "synced"
 SYNC_DURABILITY = "sync"
-STEPS_BYTES = 8
-START_S, END_S = 120.0, 120.0
+DISORDER_FILE = "disorder"
+START_S, END_S = 300.0, 300.0
 GEO_STEPS = 2
 """Steps of a window of a geo job."""
 MAX_INFLIGHT_PUSHES = 4
@@ -47,13 +49,40 @@ def steps_per_push(mode: str) -> int:
     return GEO_STEPS if mode == "geo" else 1
 
 
-class Recovery(NamedTuple):
-    """How long the workers of the job waited for a fault."""
+class Pause(NamedTuple):
+    """How long workers waited for a fault, or for what it left behind until the next one."""
 
     took_s: float
-    """Seconds until all workers trained again, without those that a pserver was suspended."""
+    """Longest time between the ends of two steps of one worker, one after the other."""
     backoff_s: float
-    """Seconds of them for which supervisors waited on purpose, because pservers had been started again before."""
+    """Seconds for which supervisors waited on purpose, because processes had been started again before."""
+    num_backoffs: int
+    """Restarts before which they waited."""
+
+    @property
+    def own_s(self) -> float:
+        """The pause without back-off."""
+        return max(self.took_s - self.backoff_s, 0.0)
+
+
+class _Moment(NamedTuple):
+    """The beginning of a fault."""
+
+    kind: FaultKind | None
+    """None for the end of the last one."""
+    num_steps: list[int]
+    """By worker."""
+    num_starts: dict[str, int]
+    """By log of a process, how often it was started again."""
+
+
+class Death(NamedTuple):
+    """What the death of a worker changed in the rows, as its next life found them."""
+
+    least: int
+    """Updates that were counted and are not in the row that lost most, as a negative number; or as `most`."""
+    most: int
+    """Updates that were not counted and are in the row that gained most."""
 
 
 class Counted(NamedTuple):
@@ -61,12 +90,14 @@ class Counted(NamedTuple):
 
     num_steps: int
     least: int
-    """Smallest number of its updates that a row has."""
+    """Smallest number of its updates that a counting row has, without what its deaths changed."""
     most: int
     num_lost: int
     """Pushes that it reported as lost, of the shard that lost most."""
-    num_deaths: int = 0
-    """How often it was killed; 0 in a job that goes back to a snapshot then."""
+    deaths: tuple[Death, ...] = ()
+    """Its deaths; none in a job that goes back to a snapshot then."""
+    filled: tuple[int, int] = (1, 1)
+    """Smallest and largest of its values in the other rows, which have 1 from the start."""
 
 
 class ChaosJob:
@@ -98,6 +129,7 @@ class ChaosJob:
         self._coordinator = coordinator
         self._syncs_acks = syncs_acks
         self._num_deaths = [0] * NUM_WORKERS
+        self._moments: list[_Moment] = []
         self.num_cut_records = 0
 
     def start(self) -> None:
@@ -110,10 +142,9 @@ class ChaosJob:
 
     def steps(self, worker: int) -> int:
         """Returns the number of steps that a worker made, with those that it made again."""
-        path = self._directory / f"steps{worker}"
-        return int.from_bytes(path.read_bytes(), "little") if path.exists() else 0
+        return num_steps(self._step_ends(worker))
 
-    def inflict(self, fault: Fault) -> Recovery:
+    def inflict(self, fault: Fault) -> None:
         """Carries out a fault and waits until all workers train again.
 
         Raises:
@@ -122,8 +153,7 @@ class ChaosJob:
         self._sleep(fault.quiet_s)
         if fault.kind is FaultKind.power and not self._syncs_acks:
             self._wait_for_unsynced(fault.target)
-        before = {name: len(self._backoffs_s(name)) for name in self._supervised}
-        begun_at = time.monotonic()
+        self._moments.append(self._moment(fault.kind))
         self._carry_out(fault)
         targets = [self.steps(worker) + 5 for worker in range(NUM_WORKERS)]
         self._wait_for(
@@ -131,8 +161,6 @@ class ChaosJob:
             self._recovery_s,
             f"a step after: {fault.kind}",
         )
-        took_s = time.monotonic() - begun_at - fault.lasts_s
-        return Recovery(took_s, max(sum(self._backoffs_s(name)[count:]) for name, count in before.items()))
 
     def finish(self) -> list[Counted]:
         """Ends the training; returns what each worker counted.
@@ -140,6 +168,7 @@ class ChaosJob:
         Raises:
             FleetSparseError: The job does not end well.
         """
+        self._moments.append(self._moment(None))
         (self._directory / "finish").touch()
         self._wait_for(
             lambda: all("ended well" in self._log(f"workerlog.{worker}") for worker in range(NUM_WORKERS)),
@@ -147,13 +176,27 @@ class ChaosJob:
             "its end",
         )
         if self._launcher.wait(END_S):
-            raise FleetSparseError(f"chaos: fleetrun ended with exit code {self._launcher.returncode}")
+            raise FleetSparseError(f"chaos: fleetrun ended with exit code {self._launcher.returncode}; {self._hint}")
         return [self._counted(worker) for worker in range(NUM_WORKERS)]
 
-    def pauses_s(self) -> list[float]:
-        """Returns the durations of all steps that took long."""
+    def pauses(self) -> list[tuple[FaultKind, Pause]]:
+        """Returns the pause of each fault of a job that has finished, in their order."""
+        ends = [read(self._step_ends(worker)) for worker in range(NUM_WORKERS)]
+        all_backoffs_s = {name: self._backoffs_s(name) for name in self._supervised}
+        pauses = []
+        for begin, end in pairwise(self._moments):
+            assert begin.kind is not None, "only the last moment has none"
+            parts = zip(ends, begin.num_steps, end.num_steps, strict=True)
+            took_s = max(longest_pause_s(*part) for part in parts)
+            backoffs_s = [each[begin.num_starts[name] : end.num_starts[name]] for name, each in all_backoffs_s.items()]
+            num_backoffs = sum(backoff_s > 0 for each in backoffs_s for backoff_s in each)
+            pauses.append((begin.kind, Pause(took_s, max(map(sum, backoffs_s)), num_backoffs)))
+        return pauses
+
+    def num_disordered_frames(self) -> int:
+        """Returns the number of frames that workers delayed or doubled in their last lives."""
         logs = [self._log(f"workerlog.{worker}") for worker in range(NUM_WORKERS)]
-        return [float(pause) for log in logs for pause in re.findall(r"^pause (\S+)", log, re.MULTILINE)]
+        return sum(int(count) for log in logs for count in re.findall(r"^disordered (\d+)", log, re.MULTILINE))
 
     def use(self) -> dict[str, ProcessUse]:
         """Returns what the processes that live as long as the job take: workers, and supervisors of pservers."""
@@ -178,19 +221,13 @@ class ChaosJob:
                 os.kill(self._worker(fault.target), signal.SIGKILL)
             case FaultKind.connections:
                 cut_connections(self._pserver(fault.target))
+            case FaultKind.frames:
+                file = self._directory / DISORDER_FILE
+                file.touch()
+                self._sleep(fault.lasts_s)
+                file.unlink()
             case FaultKind.disk:
-                log, num_starts = f"serverlog.{fault.target}", self._num_starts(fault.target)
-                with filled(self._directory / LOG_DIRECTORY) as fill:
-                    os.kill(self._pserver(fault.target), signal.SIGKILL)
-                    until = time.monotonic() + fault.lasts_s
-                    while time.monotonic() < until:
-                        fill()
-                        self._sleep(_POLL_S)
-                    self._wait_for(
-                        lambda: self._num_starts(fault.target) > num_starts,
-                        self._recovery_s,
-                        f"a start on a full disk in {log}",
-                    )
+                self._fill_disk(fault)
             case FaultKind.power | FaultKind.torn:
                 from .power_cut import cut, tear
 
@@ -200,6 +237,20 @@ class ChaosJob:
                     else:
                         share = 1.0 if self._syncs_acks else 0.5
                         self.num_cut_records += cut(segment, self._num_synced_bytes(segment), share)
+
+    def _fill_disk(self, fault: Fault) -> None:
+        num_starts = self._num_starts(fault.target)
+        with filled(self._logs) as fill:
+            os.kill(self._pserver(fault.target), signal.SIGKILL)
+            until = time.monotonic() + fault.lasts_s
+            while time.monotonic() < until:
+                fill()
+                self._sleep(_POLL_S)
+            self._wait_for(
+                lambda: self._num_starts(fault.target) > num_starts,
+                self._recovery_s,
+                f"a start on a full disk in serverlog.{fault.target}",
+            )
 
     def _suspend(self, pid: int, lasts_s: float) -> None:
         os.kill(pid, signal.SIGSTOP)
@@ -212,9 +263,15 @@ class ChaosJob:
         lost = [0] * NUM_PSERVERS
         for shard, count in _LOST.findall(log):
             lost[int(shard)] += int(count)
-        num_steps, least, most = map(int, re.findall(r"^counted (\d+) (-?\d+) (-?\d+)", log, re.MULTILINE)[0])
-        resumes = "resumes at" in log
-        return Counted(num_steps, least, most, max(lost), 0 if resumes else self._num_deaths[worker])
+        made, least, most = map(int, re.findall(r"^counted (\d+) (-?\d+) (-?\d+)", log, re.MULTILINE)[0])
+        filled_least, filled_most = map(int, re.findall(r"^filled (-?\d+) (-?\d+)", log, re.MULTILINE)[0])
+        deaths = [Death(*map(int, each)) for each in re.findall(r"^death (-?\d+) (-?\d+)", log, re.MULTILINE)]
+        if "resumes at" not in log and len(deaths) != self._num_deaths[worker]:
+            raise FleetSparseError(
+                f"chaos: worker {worker} was killed {self._num_deaths[worker]} times, and read the rows {len(deaths)} "
+                f"times after that; {self._hint}"
+            )
+        return Counted(made, least, most, max(lost), tuple(deaths), (filled_least, filled_most))
 
     def _wait_for_unsynced(self, shard: int) -> None:
         """Waits until the log of a shard has records that a power cut may lose."""
@@ -244,6 +301,17 @@ class ChaosJob:
             yield last_segment(self._directory, shard)
         finally:
             os.kill(supervisor, signal.SIGCONT)
+
+    def _moment(self, kind: FaultKind | None) -> _Moment:
+        steps = [self.steps(worker) for worker in range(NUM_WORKERS)]
+        return _Moment(kind, steps, {name: len(self._backoffs_s(name)) for name in self._supervised})
+
+    @property
+    def _logs(self) -> Path:
+        return self._directory / LOG_DIRECTORY
+
+    def _step_ends(self, worker: int) -> Path:
+        return self._directory / f"step_ends{worker}"
 
     @property
     def _supervised(self) -> list[str]:
@@ -284,12 +352,20 @@ class ChaosJob:
 
     @property
     def _hint(self) -> str:
-        return f"the logs of its processes are in {self._directory / 'log'}"
+        where = self._directory / "log"
+        return f"what its processes said is in {where}, and the logs of its pservers are in {self._logs}"
 
 
 @contextmanager
 def chaos_job(
-    directory: Path, mode: str, durability: str, kinds: Collection[FaultKind], *, row_lag: int, recovery_s: float
+    directory: Path,
+    mode: str,
+    durability: str,
+    kinds: Collection[FaultKind],
+    *,
+    num_rows: int,
+    row_lag: int,
+    recovery_s: float,
 ) -> Iterator[ChaosJob]:
     """Runs a job in an empty directory; ends all of its processes with the block.
 
@@ -298,6 +374,7 @@ def chaos_job(
         mode: Mode of training: async, lag, geo or sync.
         durability: `FLEET_SPARSE_DURABILITY` of its pservers.
         kinds: Kinds of the faults that it will get.
+        num_rows: Rows of its table.
         row_lag: Bound of updates of its row caches; 0 for none.
         recovery_s: As of `ChaosJob`.
 
@@ -308,7 +385,7 @@ def chaos_job(
     command: Sequence[str] = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
     command = [*command, "--server_num", str(NUM_PSERVERS), "--worker_num", str(NUM_WORKERS)]
     command = [*command, str(program), "--mode", mode, "--geo-steps", str(GEO_STEPS)]
-    command = [*command, "--row-lag", str(row_lag)]
+    command = [*command, "--rows", str(num_rows), "--row-lag", str(row_lag)]
     environment = child_environment(
         FLEET_SPARSE_DURABILITY=durability,
         FLEET_SPARSE_LOG=str(directory / LOG_DIRECTORY),
@@ -325,6 +402,8 @@ def chaos_job(
         if FaultKind.worker in kinds:
             command = [*command, "--restart-workers"]
             environment["FLEET_SPARSE_MAX_INFLIGHT_PUSHES"] = str(MAX_INFLIGHT_PUSHES)
+        if FaultKind.frames in kinds:
+            command = [*command, "--disordered-frames"]
         if FaultKind.disk in kinds:
             stack.enter_context(log_disk(directory / LOG_DIRECTORY, LOG_DISK_BYTES))
         if FaultKind.coordinator in kinds:

@@ -18,7 +18,7 @@ from .job import (
     SYNC_DURABILITY,
     ChaosJob,
     Counted,
-    Recovery,
+    Pause,
     chaos_job,
     steps_per_push,
 )
@@ -28,6 +28,7 @@ MODES = ("async", "lag", GEO, SYNC)
 LOG, SNAPSHOT = "log", "snapshot"
 DURABILITIES = (LOG, SYNC_DURABILITY, SNAPSHOT)
 USUAL_KINDS = tuple(kind for kind in FaultKind if kind not in ON_REQUEST)
+LEAST_ROWS, MOST_ROWS = 1000, 4_000_000
 _RECOVERY_S = 60.0
 _LEAST_FAULTS = 8
 
@@ -42,8 +43,10 @@ class ChaosPlan:
         seed: Seed of the faults; job n has the seed `seed + n`.
         faults_per_job: Largest number of faults of a job.
         kinds: Kinds of faults.
+        num_rows: Rows of the table of each job.
         row_lag: Bound of updates of row caches, which the workers then have; 0 for none.
         duration_s: Seconds after which no further job begins, and no job gets more than eight faults.
+        max_jobs: Largest number of jobs; None for no bound.
     """
 
     modes: Sequence[str] = MODES
@@ -51,8 +54,10 @@ class ChaosPlan:
     seed: int = 0
     faults_per_job: int = 8
     kinds: Sequence[FaultKind] = USUAL_KINDS
+    num_rows: int = LEAST_ROWS
     row_lag: int = 0
     duration_s: float = 300.0
+    max_jobs: int | None = None
 
     @property
     def possible_kinds(self) -> list[FaultKind]:
@@ -65,23 +70,21 @@ class ChaosReport:
     """What a chaos run found.
 
     Attributes:
-        num_faults: By mode and kind, number of faults that the job recovered from.
-        recoveries: By mode, how long the workers waited for each fault.
-        pauses_s: By mode, durations of the steps that took more than a quarter of a second.
+        pauses: By mode and kind, how long workers waited for each fault.
         num_steps: By mode, number of steps of all workers.
         num_reported: By mode, number of pushes that workers reported as lost.
         num_cut_records: By mode, number of records that power cuts took from the logs.
+        num_disordered_frames: By mode, number of frames that were delayed or doubled.
         discrepancies: What was lost or doubled without a report; empty if nothing was.
         growth: How the processes of the job with most faults grew, by name.
         num_samples: Number of samples behind it.
     """
 
-    num_faults: dict[str, Counter[FaultKind]] = field(default_factory=dict)
-    recoveries: dict[str, list[Recovery]] = field(default_factory=dict)
-    pauses_s: dict[str, list[float]] = field(default_factory=dict)
+    pauses: dict[str, dict[FaultKind, list[Pause]]] = field(default_factory=dict)
     num_steps: Counter[str] = field(default_factory=Counter)
     num_reported: Counter[str] = field(default_factory=Counter)
     num_cut_records: Counter[str] = field(default_factory=Counter)
+    num_disordered_frames: Counter[str] = field(default_factory=Counter)
     discrepancies: list[str] = field(default_factory=list)
     growth: dict[str, Growth] = field(default_factory=dict)
     num_samples: int = 0
@@ -104,11 +107,12 @@ def run(plan: ChaosPlan, directory: Path, on_fault: OnFault) -> ChaosReport:
     """
     report, ends_at = ChaosReport(), time.monotonic() + plan.duration_s
     for number, mode in enumerate(_by_turns(plan.modes)):
-        if report.discrepancies or (number >= len(plan.modes) and time.monotonic() > ends_at):
+        is_late = number >= len(plan.modes) and time.monotonic() > ends_at
+        if report.discrepancies or is_late or number == plan.max_jobs:
             return report
         place = directory / f"{number}-{mode}"
         place.mkdir()
-        options: dict[str, Any] = {"row_lag": plan.row_lag, "recovery_s": _RECOVERY_S}
+        options: dict[str, Any] = {"num_rows": plan.num_rows, "row_lag": plan.row_lag, "recovery_s": _RECOVERY_S}
         with chaos_job(place, mode, plan.durability, plan.possible_kinds, **options) as job:
             _disturb(job, mode, plan, plan.seed + number, report, on_fault, ends_at)
     raise AssertionError("turns have no end")
@@ -125,17 +129,26 @@ def discrepancy(mode: str, worker: int, counted: Counted, *, seed: int) -> str |
 
     A push of geo training has the updates of several steps. A worker that is killed loses at most the pushes that wait
     for their ack, and what it has not pushed yet; the step that it makes may be on the pservers without being counted.
+    Its next life reads what that has changed, so that the count at the end is exact.
     """
-    may_miss = counted.num_lost * steps_per_push(mode) + counted.num_deaths * most_lost_by_a_death(mode)
-    if counted.most > counted.num_steps + counted.num_deaths:
-        what = (
-            f"a row has {counted.most - counted.num_steps} updates twice, {counted.num_deaths} may be there uncounted"
-        )
-    elif counted.num_steps - counted.least > may_miss:
-        what = f"a row lacks {counted.num_steps - counted.least} updates, {may_miss} may be lost"
-    else:
+    num_steps, least, most, num_lost, deaths, filled = counted
+    may_miss = num_lost * steps_per_push(mode)
+    may_die_with = most_lost_by_a_death(mode)
+    checks = [
+        (most > num_steps, f"a row has {most - num_steps} updates twice"),
+        (num_steps - least > may_miss, f"a row lacks {num_steps - least} updates, {may_miss} may be lost"),
+        (filled[1] > 1, f"a row that was filled once has {filled[1]}"),
+        (filled[0] < (num_lost == 0), f"a row that was filled once has {filled[0]}"),
+    ]
+    for death in deaths:
+        checks += [
+            (death.most > 1, f"a death doubled {death.most} updates of a row, 1 may be there uncounted"),
+            (-death.least > may_die_with, f"a death lost {-death.least} updates of a row, {may_die_with} may be lost"),
+        ]
+    wrong = [what for is_wrong, what in checks if is_wrong]
+    if not wrong:
         return None
-    return f"{mode}: {what}, of {counted.num_steps} steps of worker {worker} (--seed {seed} --mode {mode})"
+    return f"{mode}: {', '.join(wrong)}, of {num_steps} steps of worker {worker} (--seed {seed} --mode {mode})"
 
 
 def _disturb(
@@ -147,8 +160,7 @@ def _disturb(
         if number >= _LEAST_FAULTS and time.monotonic() > ends_at:
             break
         on_fault(mode, fault)
-        report.recoveries.setdefault(mode, []).append(job.inflict(fault))
-        report.num_faults.setdefault(mode, Counter())[fault.kind] += 1
+        job.inflict(fault)
         for name, use in job.use().items():
             samples[name].append(use)
     for worker, counted in enumerate(job.finish()):
@@ -157,7 +169,9 @@ def _disturb(
         if (wrong := discrepancy(mode, worker, counted, seed=seed)) is not None:
             report.discrepancies.append(wrong)
     report.num_cut_records[mode] += job.num_cut_records
-    report.pauses_s.setdefault(mode, []).extend(job.pauses_s())
+    report.num_disordered_frames[mode] += job.num_disordered_frames()
+    for kind, pause in job.pauses():
+        report.pauses.setdefault(mode, {}).setdefault(kind, []).append(pause)
     if len(samples["worker 0"]) >= report.num_samples:
         report.num_samples = len(samples["worker 0"])
         report.growth = {name: growth(uses) for name, uses in samples.items()}

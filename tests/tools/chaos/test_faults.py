@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from fleet_sparse.tools.chaos.faults import FaultKind, faults
-from fleet_sparse.tools.chaos.job import Counted
+from fleet_sparse.tools.chaos.job import Counted, Death
 from fleet_sparse.tools.chaos.run import discrepancy
 
 
@@ -35,11 +35,16 @@ def test_instants_last_no_time() -> None:
         ("geo", Counted(100, 93, 100, 3), "lacks 7"),
         ("sync", Counted(100, 100, 102, 0), "2 updates twice"),
         ("async", Counted(100, 90, 101, 20), "1 updates twice"),
-        ("async", Counted(100, 92, 102, 0, num_deaths=2), None),
-        ("async", Counted(100, 91, 100, 0, num_deaths=2), "lacks 9"),
-        ("async", Counted(100, 100, 103, 0, num_deaths=2), "3 updates twice"),
-        ("geo", Counted(100, 91, 101, 0, num_deaths=1), None),
-        ("geo", Counted(100, 90, 100, 0, num_deaths=1), "lacks 10"),
+        ("async", Counted(100, 100, 100, 0, (Death(-4, 1), Death(-4, -4))), None),
+        ("async", Counted(100, 99, 100, 0, (Death(-4, 1),)), "lacks 1"),
+        ("async", Counted(100, 100, 101, 0, (Death(0, 0),)), "1 updates twice"),
+        ("async", Counted(100, 100, 100, 0, (Death(0, 0), Death(-5, 0))), "death lost 5"),
+        ("async", Counted(100, 100, 100, 0, (Death(0, 2),)), "death doubled 2"),
+        ("geo", Counted(100, 100, 100, 0, (Death(-9, 1),)), None),
+        ("geo", Counted(100, 100, 100, 0, (Death(-10, 0),)), "death lost 10"),
+        ("async", Counted(100, 100, 100, 0, filled=(0, 1)), "filled once has 0"),
+        ("async", Counted(100, 100, 100, 0, filled=(1, 2)), "filled once has 2"),
+        ("async", Counted(100, 99, 100, 1, filled=(0, 1)), None),
     ],
 )
 def test_updates_that_are_lost_or_doubled_are_found(mode: str, counted: Counted, word: str | None) -> None:
