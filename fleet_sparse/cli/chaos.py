@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fleet_sparse.errors import SettingError
 from fleet_sparse.tools.chaos.faults import NEEDS_LOG, Fault, FaultKind
-from fleet_sparse.tools.chaos.job import Pause
+from fleet_sparse.tools.chaos.pauses import Pause
 from fleet_sparse.tools.chaos.run import (
     DURABILITIES,
     GEO,
@@ -38,7 +38,7 @@ from fleet_sparse.tools.chaos.run import (
 from .terminal import AS_IS, COUNT, bar, console, print_json
 
 _PERCENTILES = 100
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class ChaosMode(StrEnum):

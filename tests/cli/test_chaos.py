@@ -123,7 +123,7 @@ def test_a_job_of_an_hour_loses_nothing_and_does_not_grow() -> None:
 
 @pytest.mark.chaos
 @pytest.mark.usefixtures("hours")
-@pytest.mark.timeout(3 * _HOUR_S)
+@pytest.mark.timeout(5 * _HOUR_S)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("kind", "durability"),
@@ -131,8 +131,9 @@ def test_a_job_of_an_hour_loses_nothing_and_does_not_grow() -> None:
     ids=[*(kind.name for kind in FaultKind), "power-sync"],
 )
 def test_200_faults_lose_and_double_nothing(kind: FaultKind, durability: str, mode: str) -> None:
+    """200 deaths of workers take two hours: they give no sign of life, so that the back-off grows to 30 s."""
     arguments = ["--jobs", "1", "--faults", "200", "--mode", mode, "--kind", kind, "--durability", durability]
-    report = run("--minutes", "120", *arguments)
+    report = run("--minutes", "240", *arguments)
     assert report["discrepancies"] == []
     assert report["modes"][mode]["kinds"][kind.name]["num_faults"] == 200
 

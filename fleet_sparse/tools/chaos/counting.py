@@ -100,16 +100,17 @@ def main() -> None:
         fleet.run_server()
         return
     table.start()
-    channels = wrap_channels(fleet.worker_index()) if arguments.disordered_frames else []
+    disorder = Disorder()
+    if arguments.disordered_frames:
+        disorder.begin(fleet.worker_index())
     fleet.init_worker()
-    count(table, arguments)
-    print("disordered", sum(each.num_delayed + each.num_doubled for each in channels), flush=True)
+    count(table, arguments, disorder)
     fleet.barrier_worker()
     fleet.stop_worker()
     print("ended well", flush=True)
 
 
-def count(table: Table, arguments: argparse.Namespace) -> None:
+def count(table: Table, arguments: argparse.Namespace, disorder: Disorder) -> None:
     """Trains as a worker, and says what is in the rows then."""
     mode: str = arguments.mode
     worker, begun = fleet.worker_index(), None
@@ -129,7 +130,12 @@ def count(table: Table, arguments: argparse.Namespace) -> None:
     differences = np.zeros(NUM_COUNTING_ROWS, np.int64)
     if arguments.restart_workers and mode not in _RESUMING:
         differences = find_differences(worker, len(ends), table.counts(ids))
-    num_steps = train(mode, arguments.geo_steps, ends, begun, lambda: table.add(ids))
+
+    def step() -> None:
+        table.add(ids)
+        disorder.say()
+
+    num_steps = train(mode, arguments.geo_steps, ends, begun, step)
     fleet.barrier_worker()
     found = table.counts(ids) - differences
     print("counted", num_steps, found.min(), found.max(), flush=True)
@@ -144,18 +150,30 @@ def filler_ids(num_rows: int, geo_steps: int) -> list[NDArray[np.int64]]:
     return np.array_split(ids, num_windows * geo_steps)
 
 
-def wrap_channels(worker: int) -> list[DisorderedChannel]:
-    """Gives this worker a channel that disorders frames while there is a file; returns what is opened from now on."""
-    channels: list[DisorderedChannel] = []
-    file = Path(DISORDER)
+class Disorder:
+    """The channels of this worker that disorder frames while there is a file."""
 
-    def open_disordered(*arguments: Any, **options: Any) -> DisorderedChannel:
-        channel = channel_choice.open_channel(*arguments, **options)
-        channels.append(DisorderedChannel(channel, seed=worker, is_active=file.exists))
-        return channels[-1]
+    def __init__(self) -> None:
+        self._channels: list[DisorderedChannel] = []
+        self._num_said = 0
 
-    connection.open_channel = open_disordered  # type: ignore[attr-defined]  # the name that it imported
-    return channels
+    def begin(self, worker: int) -> None:
+        """Wraps the channels that are opened from now on."""
+        file = Path(DISORDER)
+
+        def open_disordered(*arguments: Any, **options: Any) -> DisorderedChannel:
+            channel = channel_choice.open_channel(*arguments, **options)
+            self._channels.append(DisorderedChannel(channel, seed=worker, is_active=file.exists))
+            return self._channels[-1]
+
+        connection.open_channel = open_disordered  # type: ignore[attr-defined]  # the name that it imported
+
+    def say(self) -> None:
+        """Says how many frames were delayed or doubled since the last time, if any: this life may end at any time."""
+        count = sum(each.num_delayed + each.num_doubled for each in self._channels)
+        if count > self._num_said:
+            print("disordered", count - self._num_said, flush=True)
+            self._num_said = count
 
 
 def strategy_of(mode: str, geo_steps: int, row_lag: int) -> PserverStrategy:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,8 @@ from .etcd_server import etcd_server
 from .faults import Fault, FaultKind
 from .growth import ProcessUse
 from .log_disk import LOG_DISK_BYTES, filled, log_disk
-from .step_ends import longest_pause_s, num_steps, read
+from .pauses import Moment, Pause, pauses
+from .step_ends import num_steps, read
 from .sync_trace import TRACE_VARIABLE, num_synced_bytes
 
 NUM_PSERVERS = NUM_WORKERS = 2
@@ -47,33 +47,6 @@ _LOST = re.compile(r"shard (\d) at .*: (\d+) of \d+ pushes of this worker are lo
 def steps_per_push(mode: str) -> int:
     """Returns the number of steps that a push of a mode has."""
     return GEO_STEPS if mode == "geo" else 1
-
-
-class Pause(NamedTuple):
-    """How long workers waited for a fault, or for what it left behind until the next one."""
-
-    took_s: float
-    """Longest time between the ends of two steps of one worker, one after the other."""
-    backoff_s: float
-    """Seconds for which supervisors waited on purpose, because processes had been started again before."""
-    num_backoffs: int
-    """Restarts before which they waited."""
-
-    @property
-    def own_s(self) -> float:
-        """The pause without back-off."""
-        return max(self.took_s - self.backoff_s, 0.0)
-
-
-class _Moment(NamedTuple):
-    """The beginning of a fault."""
-
-    kind: FaultKind | None
-    """None for the end of the last one."""
-    num_steps: list[int]
-    """By worker."""
-    num_starts: dict[str, int]
-    """By log of a process, how often it was started again."""
 
 
 class Death(NamedTuple):
@@ -129,7 +102,7 @@ class ChaosJob:
         self._coordinator = coordinator
         self._syncs_acks = syncs_acks
         self._num_deaths = [0] * NUM_WORKERS
-        self._moments: list[_Moment] = []
+        self._moments: list[Moment] = []
         self.num_cut_records = 0
 
     def start(self) -> None:
@@ -182,19 +155,10 @@ class ChaosJob:
     def pauses(self) -> list[tuple[FaultKind, Pause]]:
         """Returns the pause of each fault of a job that has finished, in their order."""
         ends = [read(self._step_ends(worker)) for worker in range(NUM_WORKERS)]
-        all_backoffs_s = {name: self._backoffs_s(name) for name in self._supervised}
-        pauses = []
-        for begin, end in pairwise(self._moments):
-            assert begin.kind is not None, "only the last moment has none"
-            parts = zip(ends, begin.num_steps, end.num_steps, strict=True)
-            took_s = max(longest_pause_s(*part) for part in parts)
-            backoffs_s = [each[begin.num_starts[name] : end.num_starts[name]] for name, each in all_backoffs_s.items()]
-            num_backoffs = sum(backoff_s > 0 for each in backoffs_s for backoff_s in each)
-            pauses.append((begin.kind, Pause(took_s, max(map(sum, backoffs_s)), num_backoffs)))
-        return pauses
+        return pauses(self._moments, ends, {name: self._backoffs_s(name) for name in self._supervised})
 
     def num_disordered_frames(self) -> int:
-        """Returns the number of frames that workers delayed or doubled in their last lives."""
+        """Returns the number of frames that workers delayed or doubled."""
         logs = [self._log(f"workerlog.{worker}") for worker in range(NUM_WORKERS)]
         return sum(int(count) for log in logs for count in re.findall(r"^disordered (\d+)", log, re.MULTILINE))
 
@@ -302,9 +266,9 @@ class ChaosJob:
         finally:
             os.kill(supervisor, signal.SIGCONT)
 
-    def _moment(self, kind: FaultKind | None) -> _Moment:
+    def _moment(self, kind: FaultKind | None) -> Moment:
         steps = [self.steps(worker) for worker in range(NUM_WORKERS)]
-        return _Moment(kind, steps, {name: len(self._backoffs_s(name)) for name in self._supervised})
+        return Moment(kind, steps, {name: len(self._backoffs_s(name)) for name in self._supervised})
 
     @property
     def _logs(self) -> Path:

@@ -18,10 +18,10 @@ from .job import (
     SYNC_DURABILITY,
     ChaosJob,
     Counted,
-    Pause,
     chaos_job,
     steps_per_push,
 )
+from .pauses import Pause
 
 GEO, SYNC = "geo", "sync"
 MODES = ("async", "lag", GEO, SYNC)

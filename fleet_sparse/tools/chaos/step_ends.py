@@ -6,7 +6,6 @@ append to one file, so that the time between two steps includes that in which it
 
 from __future__ import annotations
 
-import itertools
 import os
 from array import array
 from collections.abc import Sequence
@@ -46,18 +45,3 @@ def read(path: Path) -> Sequence[float]:
     ends = array(_TIMES)
     ends.frombytes(path.read_bytes())
     return ends
-
-
-def longest_pause_s(ends: Sequence[float], begin: int, end: int) -> float:
-    """Returns the longest time between the ends of two steps, one after the other.
-
-    Args:
-        ends: Times of a worker.
-        begin: Number of steps that had ended when the part to look at began.
-        end: As `begin`, when it ended.
-
-    Returns:
-        Seconds; the time since the last step before the part counts as well. 0 if no step ended in the part.
-    """
-    part = ends[max(begin - 1, 0) : end]
-    return max((after - before for before, after in itertools.pairwise(part)), default=0.0)
