@@ -142,7 +142,7 @@ def test_200_faults_lose_and_double_nothing(kind: FaultKind, durability: str, mo
 @pytest.mark.usefixtures("hours")
 @pytest.mark.timeout(_HOUR_S)
 @pytest.mark.parametrize("durability", ["log", "snapshot"])
-def test_mixed_faults_lose_and_double_nothing_that_is_not_reported(durability: str) -> None:
+def test_mixed_faults_lose_nothing_unreported_and_double_nothing(durability: str) -> None:
     assert run("--minutes", "30", "--durability", durability)["discrepancies"] == []
 
 

@@ -1,4 +1,4 @@
-"""The program of a chaos job, run by fleetrun: in each step a worker adds 1 to its own value of 128 rows.
+"""The program of a chaos job, which fleetrun runs: in each step a worker adds 1 to its own value of 128 rows.
 
 Before that it adds 1 to its own value of the other rows, once. It trains until the file `finish` exists, and in sync
 mode until the step that `last` names. When each step ended, in all of its lives, is in the file `step_ends`n. By how
@@ -25,9 +25,10 @@ from fleet_sparse.plugin.install import install
 from fleet_sparse.plugin.row_cache import RowCache
 from fleet_sparse.plugin.save_calls import resume, save_every
 from fleet_sparse.plugin.strategy import PserverStrategy
-from fleet_sparse.tools.chaos.disordered_channel import DisorderedChannel
-from fleet_sparse.tools.chaos.step_ends import StepEnds
 from fleet_sparse.worker.net import channel_choice
+
+from .disordered_channel import DisorderedChannel
+from .step_ends import StepEnds
 
 NUM_COUNTING_ROWS = 128
 FILLER_ROWS_PER_STEP = 1 << 15
@@ -245,7 +246,3 @@ def train(mode: str, geo_steps: int, ends: StepEnds, begun: int | None, step: Ca
             return number
         time.sleep(STEP_S)
     raise AssertionError("steps have no end")
-
-
-if __name__ == "__main__":
-    main()

@@ -345,7 +345,8 @@ def chaos_job(
     Raises:
         FleetSparseError: The machine lacks what one of the kinds needs.
     """
-    program = Path(__file__).with_name("counting.py")
+    program = directory / "program.py"  # fleetrun takes no module
+    program.write_text(f"from {__package__}.counting import main\n\nmain()\n")
     command: Sequence[str] = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", "log"]
     command = [*command, "--server_num", str(NUM_PSERVERS), "--worker_num", str(NUM_WORKERS)]
     command = [*command, str(program), "--mode", mode, "--geo-steps", str(GEO_STEPS)]

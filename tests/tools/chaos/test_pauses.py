@@ -26,7 +26,7 @@ def test_the_longest_pause_of_a_part(begin: int, end: int, pause_s: float) -> No
     assert longest_pause_s(ENDS, begin, end) == pause_s
 
 
-def test_each_fault_has_the_longest_pause_of_a_worker_until_the_next_fault() -> None:
+def test_a_fault_has_the_longest_pause_until_the_next_one() -> None:
     moments = [
         Moment(FaultKind.kill, [2, 2], {"a": 0}),
         Moment(FaultKind.worker, [4, 4], {"a": 0}),

@@ -79,9 +79,7 @@ def test_a_shard_without_a_log_has_no_segment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("durability", "num_kept"), [("sync", NUM_PUSHES), ("log", 0)], ids=["ack behind the sync", "ack before the sync"]
 )
-def test_a_power_cut_shows_whether_a_pserver_acks_before_it_syncs(
-    tmp_path: Path, durability: str, num_kept: int
-) -> None:
+def test_a_power_cut_shows_acks_that_came_before_their_sync(tmp_path: Path, durability: str, num_kept: int) -> None:
     """The pserver of the second case acks what no sync has covered, and the client keeps no copy of its pushes."""
     trace = tmp_path / "synced"
     variables = {
