@@ -48,5 +48,11 @@ def test_instants_last_no_time() -> None:
     ],
 )
 def test_updates_that_are_lost_or_doubled_are_found(mode: str, counted: Counted, word: str | None) -> None:
-    found = discrepancy(mode, 1, counted, seed=5)
+    found = discrepancy(mode, "snapshot", 1, counted, seed=5)
     assert found is None if word is None else word in (found or "")
+
+
+@pytest.mark.parametrize("durability", ["log", "sync"])
+def test_a_log_loses_nothing_that_a_worker_may_report(durability: str) -> None:
+    assert "3 pushes are lost" in (discrepancy("async", durability, 1, Counted(100, 97, 100, 3), seed=5) or "")
+    assert discrepancy("async", durability, 1, Counted(100, 100, 100, 0), seed=5) is None
