@@ -36,7 +36,8 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 _SETTLED_S = 2.0
 _FAILED = 1
 _GIVEN_UP = 1
-_STARTING, _ALIVE, _LOSS, _RESTART_AFTER_LOSS = "starting", "alive", "loss", "restart after loss"
+_STARTING, _ALIVE, _JOINED = "starting", "alive", "joined"
+_LOSS, _RESTART_AFTER_LOSS = "loss", "restart after loss"
 _LINE_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -60,7 +61,8 @@ class Supervision:
     """Decides whether and when a child is started again. No I/O, no clock of its own; `now` is monotonic.
 
     A child that ends by itself, or by a signal that the supervisor got as well, is not started again. The pause before
-    a start doubles with each child that ended within `_SETTLED_S` of the time when it began to serve, or before.
+    a start doubles with each child that ended within `_SETTLED_S` of the time when it began to serve or joined its job,
+    or before.
 
     Args:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.
@@ -78,7 +80,7 @@ class Supervision:
         self._is_silent_at_start = is_silent_at_start
         self._restarted_at: deque[float] = deque()
         self._num_unsettled = 0
-        self._served_at: float | None = None
+        self._ready_at: float | None = None
         self._alive_at: float | None = None
         self._stopped_at: float | None = None
         self._received: set[int] = set()
@@ -89,15 +91,15 @@ class Supervision:
     def begin(self, now: float) -> None:
         """A child was started."""
         self._alive_at = None if self._is_silent_at_start else now
-        self._served_at = None
+        self._ready_at = None
         self._has_lost = False
 
     def hear(self, line: str, now: float) -> None:
         """The child wrote a line."""
         if line in (_STARTING, _ALIVE):
             self._alive_at = now
-        if line == _ALIVE and self._served_at is None:
-            self._served_at = now
+        if line in (_ALIVE, _JOINED) and self._ready_at is None:
+            self._ready_at = now
         word, _, rest = line.partition(" ")
         if word == "next":
             option, _, value = rest.partition(" ")
@@ -157,7 +159,7 @@ class Supervision:
             reason = f"{what}, after {num_recent} restarts in {RESTARTS_WITHIN_S:g} s (FLEET_SPARSE_RESTARTS)"
             return Decision(None, _GIVEN_UP, reason)
         self._restarted_at.append(now)
-        is_settled = self._served_at is not None and now - self._served_at >= _SETTLED_S
+        is_settled = self._ready_at is not None and now - self._ready_at >= _SETTLED_S
         self._num_unsettled = 0 if is_settled else min(self._num_unsettled, num_recent) + 1
         if self._num_unsettled <= 1:
             return Decision(0.0, reason=what)
@@ -303,6 +305,10 @@ class Lifeline:
     def restart_after_loss(self) -> None:
         """Makes exit code 1 lead to another start if it follows `report_loss`."""
         self.say(_RESTART_AFTER_LOSS)
+
+    def report_joined(self) -> None:
+        """Says that this process is a worker of its job. It needs no further signs of life."""
+        self.say(_JOINED)
 
     def report_loss(self) -> None:
         """Says that this process will end because another process of its job is lost."""

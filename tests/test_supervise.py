@@ -138,6 +138,17 @@ def test_child_that_died_before_it_served_had_not_settled() -> None:
     assert pauses == [0.0, 0.5, 1.0]
 
 
+def test_script_that_joined_its_job_settles_and_may_be_silent() -> None:
+    supervision = Supervision(10, 30.0, is_silent_at_start=True)
+    pauses = []
+    for now in (0.0, 100.0, 200.0):
+        supervision.begin(now)
+        supervision.hear("joined", now + 10.0)
+        assert supervision.kills_at() is None
+        pauses.append(supervision.end(KILLED, now + 90.0).pause_s)
+    assert pauses == [0.0, 0.0, 0.0]
+
+
 def test_silent_child_is_killed_after_the_stall_time() -> None:
     supervision = supervision_of(stall_s=30.0)
     supervision.begin(0.0)

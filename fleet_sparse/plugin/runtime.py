@@ -21,7 +21,7 @@ from .inference_model import ModelRequest, load_inference_model, save_inference_
 from .online import left_out_of, save_cache_model, shrink_tables
 from .session import Session
 from .static.programs import names_in
-from .supervised_script import with_this_package
+from .supervised_script import report_joined, with_this_package
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class FleetSparseRuntime(RuntimeBase):  # type: ignore[misc]  # Paddle has no ty
         self._session.check_minimized("init_worker")
         training().prepare()
         self._session.connect(self.role(), current_scope())
+        report_joined()
         if self._is_embedded and self._load_tables:
             assert self._load_dirname is not None, "var_names come with a directory"
             self._load(self._load_dirname, tables=self._load_tables, caller="init_server")

@@ -46,6 +46,12 @@ def restart_after_loss() -> None:
         lifeline.restart_after_loss()
 
 
+def report_joined() -> None:
+    """Tells the supervisor that this script is a worker of its job now: its next start needs no growing pause."""
+    for lifeline in _lifelines:
+        lifeline.report_joined()
+
+
 def is_loss(error: BaseException | None) -> bool:
     """Returns whether an error, or one that was handled when it was raised, says that a worker or pserver is lost."""
     while error is not None:
