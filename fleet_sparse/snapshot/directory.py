@@ -363,6 +363,18 @@ class LocalDirectory:
                     return _LocalLock(self, name, descriptor)
                 os.close(descriptor)  # its last holder removed it meanwhile
 
+    def shares_files_with(self, other: LocalDirectory) -> bool:
+        """Returns whether both are in one file system, so that a file may be linked from one to the other."""
+        with _explained(str(self), "seen"), self._opened() as here, other._opened() as there:
+            return os.fstat(here).st_dev == os.fstat(there).st_dev
+
+    def link(self, name: str, target: LocalDirectory) -> None:
+        """Gives a file the same name in another directory, too, durably; an existing name is refused."""
+        path = f"{target}/{_checked(name)}"
+        with _explained(path, f"linked to {self}"), self._opened() as here, target._opened() as there:
+            os.link(name, name, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+            os.fsync(there)
+
     def remove_file(self, name: str) -> None:
         """Removes a file; a missing one is ignored."""
         with suppress(FileNotFoundError), self._opened() as directory:

@@ -12,10 +12,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fleet_sparse.errors import SnapshotError
+from fleet_sparse.snapshot.directory import Directory
 
 from ..engine.shard import Shard
+from ..log.shard_log import ShardLog
 from ..tables.table import Post
 from .background import in_thread, task_of
+from .checkpoint_link import CheckpointLink, link_of
 from .log_recovery import finish_checkpoint
 from .snapshot_writer import Save
 
@@ -23,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
+_OVERDUE = 2
+"""A checkpoint has priority over a save once the log has grown by so many times what makes one due."""
 
 
 class _Running(NamedTuple):
@@ -31,7 +36,9 @@ class _Running(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one pserver, in one event loop. A save of the job has priority: `give_up` ends a checkpoint.
+    """The checkpoints of one pserver, in one event loop.
+
+    A save of the job has priority: `give_up` ends a checkpoint. A save may become the checkpoint itself.
 
     Args:
         shard: Used only by posted tasks; its log, if it has one, is constant.
@@ -59,6 +66,7 @@ class Checkpoints:
         self._clock = clock
         self._pause_s = _FIRST_PAUSE_S  # after the next one that fails
         self._paused_until = -math.inf
+        self._links = True  # the newest save that should have become the checkpoint did so
         self._num_holds = 0
         self._running: _Running | None = None
 
@@ -67,7 +75,7 @@ class Checkpoints:
         log = self._shard.log
         if log is None or self._running is not None or self._num_holds or self._clock() < self._paused_until:
             return
-        if self._is_due or log.writer.num_bytes - self._num_bytes_before >= self._max_bytes:
+        if self._is_due or self._num_bytes(log) >= self._max_bytes:
             self._begin()
 
     async def write(self) -> None:
@@ -89,6 +97,35 @@ class Checkpoints:
             running.save.give_up()
             await asyncio.wait({running.done})
 
+    async def link_of(self, save: Save, source: Directory) -> CheckpointLink | None:
+        """Returns the link for a save that is to become the checkpoint, as `checkpoint_link.link_of`.
+
+        For another save this returns only when no checkpoint is overdue, or one could not be written.
+        """
+        log = self._shard.log
+        if log is None:
+            return None
+        link = await in_thread(link_of, self._shard, save, source)
+        if self._num_bytes(log) >= _OVERDUE * self._max_bytes and (link is None or not self._links):
+            running = self._begin() if self._running is None else self._running
+            await asyncio.shield(running.done)
+        return link
+
+    async def end_link(self, link: CheckpointLink, committed_as: int | None) -> None:
+        """Makes a save that has ended the checkpoint.
+
+        Args:
+            link: That of the save.
+            committed_as: Checksum of the manifest; None if the save failed, or its end is not in the log.
+        """
+        if committed_as is None:
+            self._links = False
+            await in_thread(link.drop)
+            return
+        self._links = await in_thread(link.adopt, committed_as)
+        if self._links:
+            self._num_bytes_before, self._is_due = link.num_bytes, False
+
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Keeps checkpoints from being under way."""
@@ -104,6 +141,10 @@ class Checkpoints:
         running = self._running
         if running is not None:
             running.save.give_up()
+
+    def _num_bytes(self, log: ShardLog) -> int:
+        """Returns the bytes of the log since the newest checkpoint."""
+        return log.writer.num_bytes - self._num_bytes_before
 
     def _begin(self) -> _Running:
         save = Save(self._shard, "checkpoint", base=None)

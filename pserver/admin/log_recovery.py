@@ -38,7 +38,7 @@ from ..log.log_reader import LogReader
 from ..log.log_writer import SEGMENT_BYTES, LogWriter, locked
 from ..log.replay import Replayed, replay
 from ..log.shard_log import ShardLog
-from .snapshot_loader import load_file
+from .snapshot_loader import load_files
 from .snapshot_writer import Save
 
 _log = logging.getLogger(__name__)
@@ -310,8 +310,9 @@ def _fill(shard: Shard, opened: _Opened, identity: LogIdentity | None, on_progre
     if identity not in (None, found):
         raise corrupt(str(opened.directory), f"it is of {found}, should be of {identity}", 0)
     if checkpoint is not None:
-        where = LocalDirectory(opened.directory.resolve()).child(checkpoint.name)
-        load_file(shard, where, checkpoint.file, on_progress=on_progress)
+        directory = LocalDirectory(opened.directory.resolve())
+        files = [(directory.child(checkpoint_name(each.first_lsn)), each.file) for each in checkpoint.files]
+        load_files(shard, files, on_progress=on_progress)
     return replay(shard, opened.reader, begins_with_state=checkpoint is not None, on_progress=on_progress)
 
 

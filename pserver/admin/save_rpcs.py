@@ -19,6 +19,7 @@ from fleet_sparse.core.criteria import Criterion, checked
 from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode, ProtocolError, SnapshotError
 from fleet_sparse.snapshot.checksum import Checksum
+from fleet_sparse.snapshot.directory import Directory
 from fleet_sparse.snapshot.manifest import Base, Manifest, ShardFile, WorkerPosition
 from fleet_sparse.snapshot.store import Plan, SnapshotStore
 from fleet_sparse.wire import control_pb2 as messages
@@ -27,6 +28,8 @@ from ..engine.shard import Shard
 from ..log.lineage import LineageChange, Lineages
 from ..tables.table import Post
 from .background import Signal, in_thread, task_of
+from .checkpoint_link import CheckpointLink
+from .checkpoints import Checkpoints
 from .membership import Membership
 from .root import resolve_under
 from .snapshot_writer import Save
@@ -53,6 +56,7 @@ class _Running:
         positions: Positions of the workers that have reported them.
         needs_positions: True if the shard is cut only once all workers have reported; assumed until it is known.
         is_cut: True once the shard is cut.
+        link: Makes the save the checkpoint of the log; None if it does not become that, or before that is known.
         reported: Sent when a position is reported or withdrawn, a worker is lost, or the save ends.
         settled: Sent when the shard is cut, or the save ends.
         begun: Ends with the cut.
@@ -68,6 +72,7 @@ class _Running:
     positions: dict[int, list[messages.WorkerPosition]] = field(default_factory=dict)
     needs_positions: bool = True
     is_cut: bool = False
+    link: CheckpointLink | None = None
     reported: Signal = field(default_factory=Signal)
     settled: Signal = field(default_factory=Signal)
     begun: asyncio.Task[bool] | None = None
@@ -106,7 +111,7 @@ class SaveService:
         positions_s: Seconds that a save waits for the workers' positions.
         lineages: Snapshots of the job; those that are saved here are added.
         on_snapshot: Called with the name of each complete snapshot with all rows that was committed.
-        end_checkpoint: Returns when no checkpoint of the log is under way.
+        checkpoints: Checkpoints of the log.
     """
 
     def __init__(  # noqa: PLR0913  # the parts of a pserver that a save needs
@@ -120,7 +125,7 @@ class SaveService:
         positions_s: float,
         lineages: Lineages,
         on_snapshot: Callable[[str], None],
-        end_checkpoint: Callable[[], Awaitable[None]],
+        checkpoints: Checkpoints,
     ) -> None:
         self._shard = shard
         self._post = post
@@ -130,7 +135,7 @@ class SaveService:
         self._positions_s = positions_s
         self._lineages = lineages
         self._on_snapshot = on_snapshot
-        self._end_checkpoint = end_checkpoint
+        self._checkpoints = checkpoints
         self._running: _Running | None = None
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
         self._changed = Signal()  # sent when a save begins or ends
@@ -224,6 +229,7 @@ class SaveService:
     async def _cut(self, running: _Running) -> bool:
         """Returns whether this shard takes part."""
         try:
+            running.link = await self._checkpoints.link_of(running.save, self._target(running))
             running.needs_positions = not await self._on_data_thread(self._is_between_steps)
             if running.needs_positions:
                 await self._wait_for_positions(running, self._positions_s)
@@ -233,8 +239,9 @@ class SaveService:
                         f"save {running.plan.dirname!r}: worker {missing[0]} did not report its position within "
                         f"{self._positions_s:g} s. Look into its log; raise FLEET_SPARSE_POSITIONS_S if it is only slow"
                     )
-            await self._end_checkpoint()
-            running.is_cut = await self._on_data_thread(partial(running.save.cut, self._membership.client_ids()))
+            await self._checkpoints.give_up()
+            cut = running.save.cut if running.link is None else running.link.cut
+            running.is_cut = await self._on_data_thread(partial(cut, self._membership.client_ids()))
         except BaseException:
             if running.ended is None:
                 self._forget(running)
@@ -308,9 +315,10 @@ class SaveService:
 
     async def _write(self, running: _Running) -> messages.ShardFile:
         begun_at = time.monotonic()
-        plan = _plan_of(running.plan)
-        directory = self._store(running.plan.dirname).target(plan, running.save.save_id)
+        plan, directory = _plan_of(running.plan), self._target(running)
         file = await in_thread(running.save.write, directory, self._post)
+        if running.link is not None:
+            await in_thread(running.link.link, file)
         _log.info(
             "saved %d rows, %d bytes for %s/%s in %.2f s",
             file.num_rows,
@@ -384,7 +392,9 @@ class SaveService:
             running.save.give_up()
             tasks = [task for task in (running.begun, running.written, running.finished) if task is not None]
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._on_data_thread(partial(running.save.end, committed_as))
+            is_logged = await self._on_data_thread(partial(running.save.end, committed_as))
+            if running.link is not None:
+                await self._checkpoints.end_link(running.link, committed_as if is_logged else None)
             if committed_as is not None and running.save.is_complete:
                 self._note_snapshot(running)
             if committed_as is None and self._shard.shard_index == 0:
@@ -409,6 +419,10 @@ class SaveService:
             self._ended.append(running.save.save_id)
         running.wake_all()
         self._changed.send()
+
+    def _target(self, running: _Running) -> Directory:
+        """Returns the directory for the files of a save."""
+        return self._store(running.plan.dirname).target(_plan_of(running.plan), running.save.save_id)
 
     def _store(self, dirname: str) -> SnapshotStore:
         return SnapshotStore(resolve_under(self._root, dirname))

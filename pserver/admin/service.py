@@ -159,7 +159,7 @@ class ControlService:
             positions_s=settings.positions_s,
             lineages=lineages,
             on_snapshot=on_snapshot,
-            end_checkpoint=self._checkpoints.give_up,
+            checkpoints=self._checkpoints,
         )
         self._loads = LoadService(
             shard,

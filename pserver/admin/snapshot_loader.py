@@ -73,20 +73,26 @@ def load(
     return Loaded(newest, parent, loading.num_rows, loading.num_files, loading.num_bytes_read)
 
 
-def load_file(
-    shard: Shard, directory: Directory, expected: ShardFile, *, on_progress: Callable[[], object] = lambda: None
+def load_files(
+    shard: Shard, files: Sequence[tuple[Directory, ShardFile]], *, on_progress: Callable[[], object] = lambda: None
 ) -> None:
-    """Loads the rows file that a shard with the same index and number of shards saved, into an empty shard.
+    """Loads rows files that a shard with the same index and number of shards saved, into an empty shard.
+
+    Args:
+        shard: Receives all that the files have.
+        files: Directory and entry of each: of a full snapshot first, then of each delta.
+        on_progress: Called again and again while it loads.
 
     `on_progress` is called every few milliseconds.
 
     Raises:
-        SnapshotCorrupt: Bytes are wrong. The shard contains a part of the file and cannot be used.
-        SnapshotError: It is missing or cannot be read. The shard cannot be used either.
+        SnapshotCorrupt: Bytes are wrong. The shard contains a part of the files and cannot be used.
+        SnapshotError: One is missing or cannot be read. The shard cannot be used either.
     """
-    loading = _Loading(shard, f"the checkpoint {directory}", frozenset(), threading.Event(), on_progress)
-    with closing(open_rows_file(directory.open(expected.file), expected)) as file:
-        loading.add_file(file)
+    for number, (directory, expected) in enumerate(files):
+        loading = _Loading(shard, f"the checkpoint {directory}", frozenset(), threading.Event(), on_progress)
+        with closing(open_rows_file(directory.open(expected.file), expected)) as file:
+            loading.add_file(file, is_delta=number > 0, is_newest=number == len(files) - 1)
 
 
 class _Loading:
@@ -132,10 +138,10 @@ class _Loading:
         if is_newest and manifest.num_shards == self._shard.num_shards:
             self._shard.expect(manifest.files[self._shard.shard_index].clients)
 
-    def add_file(self, file: RowsFile) -> None:
-        """Applies one file that contains all of the shard."""
-        for table, parts in self._declared([file], is_newest=True):
-            table.load(parts, is_delta=False, check_active=self._check_active)
+    def add_file(self, file: RowsFile, *, is_delta: bool, is_newest: bool) -> None:
+        """Applies one file that contains all that its snapshot has of the shard."""
+        for table, parts in self._declared([file], is_newest=is_newest):
+            table.load(parts, is_delta=is_delta, check_active=self._check_active)
 
     def _declared(self, files: Sequence[RowsFile], *, is_newest: bool) -> list[tuple[Table, list[Part]]]:
         """Declares the wanted tables of files, and returns those that are loaded with their parts."""

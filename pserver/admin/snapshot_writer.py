@@ -18,6 +18,7 @@ from fleet_sparse.snapshot.manifest import ShardFile, file_name
 from fleet_sparse.snapshot.rows_writer import RowsWriter
 
 from ..engine.shard import Shard
+from ..log.checkpoint import Checkpoint, may_be_checkpoint
 from ..tables.mutations import DayEnd
 from ..tables.table import OnChanged, Post, Table, TableCut
 
@@ -80,6 +81,21 @@ class Save:
     def lacks_rows(self) -> bool:
         """True if rows may be left out."""
         return bool(self._left_out)
+
+    @property
+    def is_full(self) -> bool:
+        """True unless it is a delta."""
+        return self._base is None
+
+    def may_be_checkpoint(self, newest: Checkpoint | None) -> bool:
+        """Returns whether the file of this save has what a checkpoint of the log needs, with the newest one below."""
+        return may_be_checkpoint(
+            newest,
+            base=self._base,
+            is_complete=self.is_complete,
+            ends_day=self._ends_day,
+            lacks_rows=self.lacks_rows,
+        )
 
     @property
     def table_names(self) -> tuple[str, ...]:
@@ -176,15 +192,17 @@ class Save:
         """Makes `write` fail soon. Thread-safe."""
         self._given_up.set()
 
-    def end(self, committed_as: int | None) -> None:
+    def end(self, committed_as: int | None) -> bool:
         """Ends the save. To be called in the thread that owns the shard, not while `write` runs.
 
         Args:
             committed_as: Checksum of the manifest that names the file; None if the save failed: what changed up to the
                 cut still counts as changed then.
+
+        Returns:
+            False if the log of the shard should have the end, and has it not.
         """
-        if self._is_cut and self._log is not None:
-            self._log.end_save(self.save_id, committed_as)
+        is_logged = not self._is_cut or self._log is None or self._log.end_save(self.save_id, committed_as)
         for table, cut in self._saved:
             cut.end(kept=committed_as is not None and self.is_complete)
             if committed_as is not None and self._ends_day:
@@ -192,3 +210,4 @@ class Save:
         if committed_as is not None and self.is_complete:
             self._shard.note_saved(committed_as)
         self._saved, self._is_cut = [], False
+        return is_logged

@@ -17,8 +17,22 @@ from fleet_sparse.snapshot.manifest import ShardFile
 from .log_format import corrupt, is_segment, segment_name
 
 CHECKPOINT: Final = "CHECKPOINT.json"
-VERSION: Final = 1
+VERSION: Final = 2
+_VERSIONS: Final = (1, 2)
+"""Versions that are read; in version 1 no file is linked from a save."""
 _PREFIX: Final = "checkpoint-"
+
+
+class BaseFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rows file below that of a checkpoint.
+
+    Attributes:
+        first_lsn: As of the checkpoint that it was.
+        file: The rows file.
+    """
+
+    first_lsn: int
+    file: ShardFile
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,17 +41,21 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         first_lsn: First lsn of the segment that begins at the cut.
         file: The rows file.
+        bases: If that is the file of a delta, those below it: of a full snapshot, then of deltas.
+        snapshot: Checksum of the manifest that names the file, too; None if it was written for the checkpoint.
         version: Version of the format.
     """
 
     first_lsn: int
     file: ShardFile
+    bases: tuple[BaseFile, ...] = ()
+    snapshot: Checksum | None = None
     version: int = VERSION
 
     @property
-    def name(self) -> str:
-        """Name of the directory of the rows file."""
-        return checkpoint_name(self.first_lsn)
+    def files(self) -> tuple[BaseFile, ...]:
+        """All rows files, in the order in which they are loaded."""
+        return (*self.bases, BaseFile(self.first_lsn, self.file))
 
     def to_json(self) -> bytes:
         """Returns the content of its file, with checksum."""
@@ -46,8 +64,25 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def checkpoint_name(first_lsn: int) -> str:
-    """Returns the name of the directory of a checkpoint."""
+    """Returns the name of the directory of a rows file."""
     return f"{_PREFIX}{first_lsn}"
+
+
+def may_be_checkpoint(
+    newest: Checkpoint | None, *, base: int | None, is_complete: bool, ends_day: bool, lacks_rows: bool
+) -> bool:
+    """Returns whether the rows file of a save has what a checkpoint needs: all of the shard as it is at the cut.
+
+    Args:
+        newest: The newest checkpoint; None before the first.
+        base: Checksum of the manifest of the delta's base; None for a full snapshot.
+        is_complete: True if all tables and dense arrays are saved.
+        ends_day: True if the saved tables are a day older than those of the shard.
+        lacks_rows: True if rows may be left out.
+    """
+    if not is_complete or ends_day or lacks_rows:
+        return False
+    return base is None or (newest is not None and newest.snapshot == base)
 
 
 def read_checkpoint(directory: Path) -> Checkpoint | None:
@@ -68,13 +103,13 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
         checkpoint = msgspec.convert(fields, Checkpoint, dec_hook=decode_checksum)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise corrupt(str(path), f"wrong checkpoint: {error}", 0) from error
-    if checkpoint.version != VERSION:
-        raise corrupt(str(path), f"version {checkpoint.version} of a checkpoint, should be {VERSION}", 0)
+    if checkpoint.version not in _VERSIONS:
+        raise corrupt(str(path), f"version {checkpoint.version} of a checkpoint, should be one of {_VERSIONS}", 0)
     return checkpoint
 
 
 def adopt_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    """Makes a checkpoint, whose rows file is durable, the one that the log begins with; removes what was before it.
+    """Makes a checkpoint, whose rows files are durable, the one that the log begins with; removes what was before it.
 
     Raises:
         SnapshotError: The system refuses.
@@ -85,13 +120,14 @@ def adopt_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def remove_superfluous(directory: Path, checkpoint: Checkpoint | None) -> None:
-    """Removes segments before a checkpoint, and all other checkpoints.
+    """Removes segments before a checkpoint, and the rows files of all others.
 
     Raises:
         OSError: The system refuses.
     """
+    names = set() if checkpoint is None else {checkpoint_name(each.first_lsn) for each in checkpoint.files}
     for path in list(directory.iterdir()):
-        if path.name.startswith(_PREFIX) and (checkpoint is None or path.name != checkpoint.name):
+        if path.name.startswith(_PREFIX) and path.name not in names:
             shutil.rmtree(path)
         elif checkpoint is not None and is_segment(path.name) and path.name < segment_name(checkpoint.first_lsn):
             path.unlink()

@@ -176,16 +176,18 @@ class ShardLog:
         criteria = {name: [[each.name, each.value] for each in some] for name, some in left_out.items()}
         self._append_json(Kind.CUT, {"save_id": save_id, "left_out": criteria})
 
-    def end_save(self, save_id: str, checksum: int | None) -> None:
+    def end_save(self, save_id: str, checksum: int | None) -> bool:
         """Appends that the save that was cut last ended, with the checksum of its manifest if it was committed.
 
-        A failure is logged: without the record the next delta contains more, or is refused for a full snapshot.
+        Returns whether the log has it. A failure is logged: without the record the next delta contains more, or is refused for a full snapshot.
         """
         body = {"save_id": save_id, "checksum": None if checksum is None else f"{checksum:016x}"}
         try:
             self._append_json(Kind.END_SAVE, body)
         except (LogFull, LogFailed) as error:
             _log.warning("save %s: its end is not in the log: %s", save_id, error)
+            return False
+        return True
 
     def note_changed(self, spec: TableSpec, ids: NDArray[np.int64], *, is_removed: bool) -> None:
         """Appends ids of a table that changed, or were removed, since the base of the next delta."""

@@ -1,0 +1,130 @@
+"""CheckpointLink: a save whose rows file becomes the checkpoint of the log, too."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+
+import msgspec
+
+from fleet_sparse.errors import FleetSparseError, LogCorrupt, LogFull, SnapshotError
+from fleet_sparse.snapshot.checksum import Checksum
+from fleet_sparse.snapshot.directory import Directory, LocalDirectory
+from fleet_sparse.snapshot.manifest import ShardFile
+
+from ..engine.shard import Shard
+from ..log.checkpoint import BaseFile, Checkpoint, adopt_checkpoint, checkpoint_name, read_checkpoint
+from ..log.shard_log import ShardLog
+from .snapshot_writer import Save
+
+_log = logging.getLogger(__name__)
+
+
+class CheckpointLink:
+    """One save of a shard, from its cut until its file is the checkpoint or the save has failed.
+
+    Args:
+        shard: The shard, which has a log.
+        save: Not cut yet.
+        source: Directory into which the save writes its file.
+        bases: If the save is a delta, the files below its own.
+
+    Attributes:
+        num_bytes: Bytes of the log before the cut.
+    """
+
+    def __init__(self, shard: Shard, save: Save, source: LocalDirectory, bases: tuple[BaseFile, ...]) -> None:
+        assert shard.log is not None, "the caller has a log"
+        self.num_bytes = 0
+        self._shard = shard
+        self._log: ShardLog = shard.log
+        self._save = save
+        self._source = source
+        self._bases = bases
+        self._directory = LocalDirectory(self._log.writer.directory.resolve())
+        self._first_lsn: int | None = None
+        self._file: ShardFile | None = None
+
+    def cut(self, clients: Collection[bytes] | None = None) -> bool:
+        """Cuts the save, as `Save.cut`, and begins a segment with the state of the cut.
+
+        Without room for the segment, or with a state that is not complete now, the checkpoint before stays.
+
+        Raises:
+            SnapshotError: As `Save.cut`.
+            LeaseLost: As `LogWriter.begin_segment`. The save has ended.
+        """
+        if not self._save.cut(clients):
+            return False
+        try:
+            self.num_bytes = self._log.writer.num_bytes
+            self._first_lsn = self._shard.begin_checkpoint()
+        except (LogFull, OSError) as error:
+            _log.warning("save %s: does not become the checkpoint: %s", self._save.save_id, error)
+        except BaseException:
+            self._save.end(None)
+            raise
+        return True
+
+    def link(self, file: ShardFile) -> None:
+        """Links the file that the save has written. If the system refuses, the checkpoint before stays."""
+        if self._first_lsn is None:
+            return
+        target = self._directory.child(checkpoint_name(self._first_lsn))
+        try:
+            target.make()
+            self._source.link(file.file, target)
+        except SnapshotError as error:
+            _log.info("save %s: does not become the checkpoint: %s", self._save.save_id, error)
+            self.drop()
+        else:
+            self._file = msgspec.structs.replace(file, clients=())  # the segment has their marks
+
+    def adopt(self, committed_as: int) -> bool:
+        """Makes the log begin with the file, once its end says that the save was committed; returns whether it does.
+
+        Args:
+            committed_as: Checksum of the manifest that names the file.
+        """
+        if self._first_lsn is None or self._file is None:
+            return False
+        checkpoint = Checkpoint(self._first_lsn, self._file, self._bases, Checksum(committed_as))
+        try:
+            self._log.writer.sync()
+            with self._log.writer.exclusive():
+                adopt_checkpoint(self._log.writer.directory, checkpoint)
+        except (FleetSparseError, OSError) as error:
+            # The file stays: CHECKPOINT.json may name it already.
+            _log.warning("save %s: does not become the checkpoint: %s", self._save.save_id, error)
+            return False
+        _log.info("checkpoint: the log begins with record %d of save %s", self._first_lsn, self._save.save_id)
+        return True
+
+    def drop(self) -> None:
+        """Removes the link of a save that failed. A failure does not matter: the next start removes it."""
+        if self._first_lsn is not None:
+            with suppress(SnapshotError):
+                self._directory.remove_child(checkpoint_name(self._first_lsn))
+
+
+def link_of(shard: Shard, save: Save, source: Directory) -> CheckpointLink | None:
+    """Returns the link for a save that may become the checkpoint; None if it may not.
+
+    Args:
+        shard: The shard of the save.
+        save: Not cut yet.
+        source: Directory into which the save writes its file; it exists.
+    """
+    if shard.log is None or not isinstance(source, LocalDirectory):
+        return None
+    directory = shard.log.writer.directory
+    try:
+        newest = read_checkpoint(directory)
+        is_linkable = save.may_be_checkpoint(newest) and source.shares_files_with(LocalDirectory(directory.resolve()))
+    except (LogCorrupt, SnapshotError, OSError) as error:
+        _log.warning("save %s: does not become the checkpoint: %s", save.save_id, error)
+        return None
+    if not is_linkable:
+        return None
+    return CheckpointLink(shard, save, source, () if newest is None or save.is_full else newest.files)
