@@ -9,13 +9,18 @@ from typing import Any
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.pserver.admin.log_recovery import start_log
+from fleet_sparse.pserver.admin.checkpoint_link import link_of
+from fleet_sparse.pserver.admin.log_recovery import at_once, start_log
+from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.log_format import LogIdentity
 from fleet_sparse.pserver.log.log_writer import LogWriter
 from fleet_sparse.pserver.tables.dense import DenseTable
 from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.settings import Settings
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.manifest import Manifest
+from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.wire.frame_format import Block, Frame, Op
 
 from .cow_views import everything
@@ -69,6 +74,28 @@ class StraightClient(FrameClient[Shard]):
         reply = self.answers.answer_frame(self.frame(op, *blocks, **header))
         self.seq = max(self.seq, reply.header.push_seq)
         return reply
+
+
+def linked_save(shard: Shard, where: Path, kind: str = "full") -> bool:
+    """Saves a shard as `SaveService` does; returns whether the save has become the checkpoint of its log.
+
+    A delta without its base on the shard becomes a full snapshot.
+    """
+    series, save_id = SnapshotStore(directory_at(where)), f"save{next(_numbers)}"
+    plan = series.plan(kind, save_id)
+    save = Save(shard, save_id, base=None if plan.base is None else plan.base.checksum, is_logged=True)
+    target = series.target(plan, save_id)
+    link = link_of(shard, save, target)
+    if not (save.cut() if link is None else link.cut()):
+        series.abandon(plan, save_id)
+        return linked_save(shard, where)
+    file = save.write(target, at_once)
+    if link is not None:
+        link.link(file)
+    manifest = Manifest(plan.number, plan.kind, plan.base, save_id, "", save.table_names, True, (file,), ())
+    series.commit(plan, manifest)
+    is_logged = save.end(manifest.checksum)
+    return link is not None and is_logged and link.adopt(manifest.checksum)
 
 
 def state_of(shard: Shard) -> dict[str, Any]:

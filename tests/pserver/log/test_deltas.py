@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fleet_sparse.core.criteria import MIN_NORM, Criterion
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
+from fleet_sparse.pserver.admin.checkpoint_link import link_of
+from fleet_sparse.pserver.admin.log_recovery import at_once, write_checkpoint
 from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.admin.snapshot_loader import load
 from fleet_sparse.pserver.admin.snapshot_writer import Save
@@ -24,7 +25,7 @@ from fleet_sparse.snapshot.directory import directory_at
 from support.admissions import count_filter
 from support.controls import HeldControl, registration
 from support.coordinators import Coordinator, run
-from support.logs import close, logged_shard, recovered
+from support.logs import close, logged_shard, recovered, state_of
 from support.saves import everything
 from support.shards import ADAM, DENSE, SGD, FrameClient, ids_of, make_shard, push
 
@@ -78,6 +79,7 @@ class Twins:
         self.model = make_shard(SGD, COUNTED, DENSE)
         self.saves: list[Save] = []
         self.num_saves = 0
+        self.directory = directory_at(directory.with_name("model"))
 
     def push(self, *ids: int) -> None:
         for each in (self.shard, self.model):
@@ -100,6 +102,26 @@ class Twins:
         self.failed()
         self.saves = [begun(each, ends_day=True) for each in (self.shard, self.model)]
         self.kept()
+
+    def linked(self) -> None:
+        self._link(None)
+
+    def linked_delta(self) -> None:
+        self._link(self.shard.base)
+
+    def _link(self, base: int | None) -> None:
+        """Saves; the save becomes the checkpoint, if it may."""
+        self.failed()
+        self.num_saves += 1
+        self.saves = [Save(each, "a", base=base, is_logged=True) for each in (self.shard, self.model)]
+        target = self.directory.child(str(self.num_saves))
+        target.make()
+        link = link_of(self.shard, self.saves[0], target)
+        assert all(each.cut() for each in (self.saves[0] if link is None else link, self.saves[1]))
+        if link is not None:
+            link.link(self.saves[0].write(target, at_once))
+        self.end(self.num_saves)
+        assert link is None or link.adopt(self.num_saves)
 
     def failed(self) -> None:
         self.end(None)
@@ -126,6 +148,7 @@ class Twins:
     def crash(self) -> None:
         before, self.shard = self.shard, recovered(self.shard, segment_bytes=4096)
         self.failed()
+        assert state_of(self.shard) == state_of(before)
         close(before)
 
     def check(self) -> None:
@@ -135,7 +158,8 @@ class Twins:
 
 
 PUSHES = st.tuples(st.just("push"), st.lists(st.integers(0, 30), min_size=1, max_size=6, unique=True))
-NAMES = st.sampled_from(["remove", "cut", "kept", "kept_day", "failed", "checkpoint", "crash", "day"])
+LINKED = ["linked", "linked_delta", "linked_delta"]
+NAMES = st.sampled_from(["remove", "cut", "kept", "kept_day", "failed", "checkpoint", "crash", "day", *LINKED])
 
 
 @pytest.mark.guarantee("W9")
