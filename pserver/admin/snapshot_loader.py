@@ -81,9 +81,7 @@ def load_files(
     Args:
         shard: Receives all that the files have.
         files: Directory and entry of each: of a full snapshot first, then of each delta.
-        on_progress: Called again and again while it loads.
-
-    `on_progress` is called every few milliseconds.
+        on_progress: Called every few milliseconds.
 
     Raises:
         SnapshotCorrupt: Bytes are wrong. The shard contains a part of the files and cannot be used.
