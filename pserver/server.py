@@ -40,6 +40,7 @@ from .admin.snapshot_loader import Loaded, load
 from .endpoints import DataEndpoints, Endpoints, check_free, choose
 from .engine.shard import Shard
 from .lease.choice import open_coordinator
+from .lease.directory import LEASES
 from .lease.lease import Lease, take_lease
 from .log.log_writer import newest_generation
 from .net.data_plane import DataPlane
@@ -328,7 +329,7 @@ def lease_of(options: Options, settings: Settings) -> Lease | None:
     try:
         if has_log:
             log = log_directory(dataclasses.replace(settings, job_id=job), options.shard, options.num_shards)
-            directory, newest = log.parent / "leases", newest_generation(log)
+            directory, newest = log.parent / LEASES, newest_generation(log)
         coordinator = open_coordinator(settings.coordinator, directory, job, ttl_s=settings.lease_s)
         try:
             return take_lease(coordinator, name, settings.lease_s, job=job, after=newest, on_wait=options.note_progress)

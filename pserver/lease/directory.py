@@ -20,7 +20,12 @@ from typing import NamedTuple
 
 from .coordinator import CLOCKS_DIFFER, Holder, holder_from, this_process
 
+LEASES = "leases"
+"""Name of the directory beside the logs."""
 _POLL_S = 0.05
+_LEFT_S = 60.0
+"""A file that its process has not finished for this time belongs to a process that died."""
+_NEW = ".new-"  # in the name of a file that is not finished
 _FILE_BYTES = 512  # of a lease, with spaces at its end; it replaces the content of a spare file in place
 
 
@@ -74,6 +79,7 @@ class DirectoryCoordinator:
                     with contextlib.suppress(FileNotFoundError):
                         os.rename(self._path(shard, older), self._spare(shard))
             self._make_spare(shard)
+            self._remove_unfinished(shard, descriptor)
             return generation
 
     def renew(self, shard: str) -> bool:
@@ -173,8 +179,16 @@ class DirectoryCoordinator:
             os.rename(temporary, self._spare(shard))
         temporary.unlink(missing_ok=True)
 
+    def _remove_unfinished(self, shard: str, held: int) -> None:
+        """Removes what processes left that died while they made a file. Only times of the file system are compared."""
+        now_s = os.fstat(held).st_ctime
+        for path in self._directory.glob(f"{shard}{_NEW}*"):
+            with contextlib.suppress(OSError):
+                if now_s - path.stat().st_ctime > _LEFT_S and not _is_locked(path):
+                    path.unlink()
+
     def _temporary(self, shard: str) -> Path:
-        return self._directory / f"{shard}.new-{secrets.token_hex(8)}"
+        return self._directory / f"{shard}{_NEW}{secrets.token_hex(8)}"
 
     def _spare(self, shard: str) -> Path:
         return self._directory / f"{shard}.spare"
@@ -186,7 +200,38 @@ class DirectoryCoordinator:
         return max(self._numbers(shard), default=0)
 
     def _numbers(self, shard: str) -> list[int]:
-        numbers = (
-            name.removeprefix(f"{shard}.") for name in os.listdir(self._directory) if name.startswith(f"{shard}.")
-        )
-        return [int(number) for number in numbers if number.isdecimal()]
+        return _numbers(self._directory, shard)
+
+
+def writer_of(log: Path) -> Holder | None:
+    """Returns who has locked the newest lease of a log, and may write it; None if nobody has, as far as files say.
+
+    Args:
+        log: Directory of the log of one shard.
+
+    Raises:
+        SettingError: The lease cannot be read.
+        OSError: The system refuses.
+    """
+    directory, shard = log.resolve().parent / LEASES, log.resolve().name
+    numbers = _numbers(directory, shard) if directory.is_dir() else []
+    path = directory / f"{shard}.{max(numbers, default=0)}"
+    return holder_from(path.read_bytes(), str(path)) if numbers and _is_locked(path) else None
+
+
+def _numbers(directory: Path, shard: str) -> list[int]:
+    """Returns the numbers of the lease files of a shard."""
+    numbers = (name.removeprefix(f"{shard}.") for name in os.listdir(directory) if name.startswith(f"{shard}."))
+    return [int(number) for number in numbers if number.isdecimal()]
+
+
+def _is_locked(path: Path) -> bool:
+    """Returns whether a process has a file locked."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

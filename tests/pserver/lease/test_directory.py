@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from fleet_sparse.errors import FleetSparseError
-from fleet_sparse.pserver.lease.directory import DirectoryCoordinator
+from fleet_sparse.pserver.lease import directory as of_directory
+from fleet_sparse.pserver.lease.coordinator import this_process
+from fleet_sparse.pserver.lease.directory import LEASES, DirectoryCoordinator, writer_of
 from fleet_sparse.tools.chaos.log_disk import filled, log_disk
 
 TTL_S = 30.0
@@ -42,3 +45,44 @@ def test_the_file_of_a_suspended_holder_is_not_used_again(tmp_path: Path) -> Non
     modified_ns = os.stat(tmp_path / "shard.3").st_mtime_ns
     assert not former.renew("shard")
     assert os.stat(tmp_path / "shard.3").st_mtime_ns == modified_ns
+
+
+@pytest.mark.parametrize(
+    ("left_s", "is_locked", "stays"), [(-1.0, False, False), (-1.0, True, True), (60.0, False, True)]
+)
+def test_unfinished_files_of_dead_processes_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, is_locked: bool, stays: bool
+) -> None:
+    monkeypatch.setattr(of_directory, "_LEFT_S", left_s)
+    unfinished, of_other = tmp_path / "shard.new-0123", tmp_path / "shard1.new-0123"
+    for path in (unfinished, of_other):
+        path.touch()
+    coordinator = DirectoryCoordinator(tmp_path, "job")
+    with unfinished.open() as file:
+        if is_locked:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        coordinator.lease("shard", TTL_S)
+    coordinator.close()
+    assert unfinished.exists() is stays
+    assert of_other.exists()
+
+
+def test_the_writer_of_a_log_is_who_holds_its_newest_lease(tmp_path: Path) -> None:
+    log = tmp_path / "shard-0-of-1"
+    assert writer_of(log) is None
+    coordinator = DirectoryCoordinator(tmp_path / LEASES, "job")
+    coordinator.lease(log.name, TTL_S)
+    writer = writer_of(log)
+    assert writer is not None
+    assert writer.process == this_process()
+    coordinator.close()
+    assert writer_of(log) is None
+
+
+def test_to_look_for_a_writer_does_not_take_the_lease(tmp_path: Path) -> None:
+    coordinator = DirectoryCoordinator(tmp_path / LEASES, "job")
+    assert coordinator.lease("shard", TTL_S) == 1
+    coordinator.close()
+    assert writer_of(tmp_path / "shard") is None
+    assert coordinator.lease("shard", TTL_S) == 2
+    coordinator.close()
