@@ -28,14 +28,20 @@ app = typer.Typer(
 
 
 def _summary_of(directory: Path) -> dict[str, Any]:
-    """Returns what a log holds; `error` is None if all of it can be read."""
-    from fleet_sparse.errors import LogCorrupt
+    """Returns what a log holds; `error` is None if all of it can be read.
+
+    `writer` is the pserver that may write it meanwhile.
+    """
+    from fleet_sparse.errors import LogCorrupt, SettingError
+    from fleet_sparse.pserver.lease.directory import writer_of
     from fleet_sparse.pserver.log.checkpoint import read_checkpoint
     from fleet_sparse.pserver.log.log_reader import LogReader
 
     kinds: Counter[str] = Counter()
-    summary: dict[str, Any] = {"log": str(directory), "error": None}
+    summary: dict[str, Any] = {"log": str(directory), "error": None, "writer": None}
     try:
+        writer = writer_of(directory)
+        summary["writer"] = None if writer is None else writer.process
         checkpoint = read_checkpoint(directory)
         reader = LogReader(directory, None if checkpoint is None else checkpoint.first_lsn)
         num_bytes, step = 0, 0
@@ -43,7 +49,7 @@ def _summary_of(directory: Path) -> dict[str, Any]:
             kinds[record.head.kind.name] += 1
             num_bytes += record.head.end
             step = max(step, record.head.step)
-    except LogCorrupt as error:
+    except (LogCorrupt, SettingError, OSError) as error:
         return {**summary, "error": str(error), "records": dict(kinds)}
     if reader.identity is None:
         return {**summary, "error": f"{directory}: there is no log"}
@@ -75,7 +81,7 @@ def inspect(logs: Logs, as_json: AsJson = False) -> None:
         print_json({"logs": summaries})
     else:
         for summary in summaries:
-            console.print(summary["error"] or _text_of(summary), **AS_IS)
+            console.print((summary["error"] or _text_of(summary)) + _writer_text(summary), **AS_IS)
     raise typer.Exit(1 if any(summary["error"] for summary in summaries) else 0)
 
 
@@ -83,14 +89,15 @@ def inspect(logs: Logs, as_json: AsJson = False) -> None:
 def verify(logs: Logs, as_json: AsJson = False) -> None:
     """Reads every byte of logs, and reports each one as good or bad. A torn end is good: a restart cuts it off.
 
-    The exit code is 1 if a log is bad.
+    A log that a pserver writes is named as such: it may change while it is read, and then seem bad. The exit code is 1
+    if a log is bad.
     """
     summaries = [_summary_of(each) for each in logs]
     if as_json:
-        print_json({"logs": [{"log": each["log"], "error": each["error"]} for each in summaries]})
+        print_json({"logs": [{key: each[key] for key in ("log", "error", "writer")} for each in summaries]})
     else:
         for summary in summaries:
-            console.print(f"{summary['log']}: {summary['error'] or 'good'}", **AS_IS)
+            console.print(f"{summary['log']}: {summary['error'] or 'good'}{_writer_text(summary)}", **AS_IS)
     raise typer.Exit(1 if any(summary["error"] for summary in summaries) else 0)
 
 
@@ -105,7 +112,9 @@ def to_snapshot(
 ) -> None:
     """Writes a full snapshot of the logs of all shards of a job that is dead.
 
-    In sync training a shard may be one step ahead of another.
+    A log that a pserver writes is refused. In sync training a shard may be one step ahead of another. In async and geo
+    training the snapshot has the positions that workers reported last, about a second before the end: `resume` and
+    `resumable` continue there, and batches since then are trained twice.
     """
     from fleet_sparse.pserver.admin.log_snapshot import write_snapshot
     from fleet_sparse.snapshot.directory import directory_at
@@ -121,6 +130,10 @@ def to_snapshot(
         print_json(report.written_json(str(directory), manifest))
     else:
         console.print(report.written_text(str(directory), manifest), **AS_IS)
+
+
+def _writer_text(summary: dict[str, Any]) -> str:
+    return f"; {summary['writer']} writes it, so it may change while it is read" if summary["writer"] else ""
 
 
 def _text_of(summary: dict[str, Any]) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fleet_sparse.core.placement import Placement, version_of
-from fleet_sparse.errors import SnapshotError
+from fleet_sparse.errors import SettingError, SnapshotError
 from fleet_sparse.snapshot.directory import Directory
-from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile
+from fleet_sparse.snapshot.manifest import FULL, Manifest, ShardFile, WorkerPosition
 from fleet_sparse.snapshot.store import SnapshotStore
 
 from ..engine.shard import Shard
+from ..lease.directory import writer_of
+from ..log.control_state import ControlState, ReportedProgress
 from ..log.log_format import LogIdentity
 from ..log.log_reader import LogReader
 from .log_recovery import at_once, recover
@@ -24,7 +28,7 @@ _SAVE_ID = "log"
 def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
     """Writes a full snapshot of what pservers with these logs would continue from. The logs do not change.
 
-    One shard at a time is in memory. No pserver should write the logs.
+    One shard at a time is in memory. The workers in the manifest are those of shard 0, as far as they reported.
 
     Args:
         logs: Directory of the log of each shard of a job.
@@ -32,8 +36,10 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
 
     Raises:
         LogCorrupt: Bytes of a log are wrong.
-        SnapshotError: A log is missing, the logs are of several jobs, or the system refuses.
+        SnapshotError: A log is missing or a pserver may write it, the logs are of several jobs, or the system refuses.
     """
+    for path in logs:
+        _check_unused(path)
     identities = [_identity_of(path) for path in logs]
     num_shards = identities[0].num_shards
     pservers = {(each.num_shards, each.num_row_shards, each.cluster_id) for each in identities}
@@ -49,6 +55,7 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
     directory = store.target(plan, _SAVE_ID)
     files: list[ShardFile] = []
     names: tuple[str, ...] = ()
+    workers: tuple[WorkerPosition, ...] = ()
     job_ids: dict[Path, int] = {}  # of the workers
     try:
         for identity, path in sorted(zip(identities, logs, strict=True)):
@@ -62,6 +69,8 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
             try:
                 replayed = recover(shard, path)
                 job_ids[path] = 0 if replayed is None else replayed.control.job_id
+                if identity.shard == 0 and replayed is not None:
+                    workers = _positions_of(replayed.control)
                 if not is_one_job and (len(set(job_ids.values())) > 1 or not job_ids[path]):
                     raise _several_jobs(job_ids)
                 save = Save(shard, _SAVE_ID, base=None)
@@ -73,13 +82,43 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
                 shard.close()
         saved_at = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = Manifest(
-            plan.number, plan.kind, plan.base, _SAVE_ID, saved_at, names, True, tuple(files), (), version
+            plan.number, plan.kind, plan.base, _SAVE_ID, saved_at, names, True, tuple(files), workers, version
         )
         store.commit(plan, manifest, None)
     except BaseException:
         store.abandon(plan, _SAVE_ID)
         raise
     return manifest
+
+
+def _check_unused(path: Path) -> None:
+    """Refuses a log that a pserver may write."""
+    try:
+        writer = writer_of(path)
+    except (SettingError, OSError) as error:
+        raise SnapshotError(f"{path}: it is not known whether a pserver writes it: {error}") from error
+    if writer is not None:
+        raise SnapshotError(
+            f"{path}: {writer.process} writes it. Call fleet.save_persistables in its job, or end the job first"
+        )
+
+
+def _positions_of(control: ControlState) -> tuple[WorkerPosition, ...]:
+    """Returns how far each worker of a job was when it reported last; nothing if none reported."""
+    if not control.progress:
+        return ()
+    reports = [control.progress.get(worker, ReportedProgress(worker, 0, "")) for worker in sorted(control.workers)]
+    return tuple(WorkerPosition(each.worker, each.step, _loader_position(each.position)) for each in reports)
+
+
+def _loader_position(text: str) -> Any:
+    """Returns a position as a manifest can have it; None for another one, which is not worth the rows."""
+    try:
+        position = json.loads(text)
+        json.dumps(position, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    return position
 
 
 def _several_jobs(job_ids: Mapping[Path, int]) -> SnapshotError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,15 @@ from typer.testing import CliRunner
 from fleet_sparse import cli
 from fleet_sparse.errors import FleetSparseError, SnapshotError
 from fleet_sparse.pserver.admin.log_recovery import start_log
-from fleet_sparse.pserver.log.control_state import RegisteredWorker
+from fleet_sparse.pserver.admin.resumed import ResumedJob
+from fleet_sparse.pserver.lease.coordinator import this_process
+from fleet_sparse.pserver.lease.directory import LEASES, DirectoryCoordinator
+from fleet_sparse.pserver.log.control_state import RegisteredWorker, ReportedProgress
 from fleet_sparse.settings import Settings
+from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.manifest import Manifest, WorkerPosition
+from fleet_sparse.snapshot.store import SnapshotStore
+from fleet_sparse.worker.control.resumed import Position, parse_resumed
 from support.logs import close, logged_shard
 from support.saves import loaded, rows_in
 from support.shards import ADAM, SGD, FrameClient, floats, ids_of, make_shard, push
@@ -74,6 +82,88 @@ def test_to_snapshot_needs_one_log_of_each_shard(directory: Path, tmp_path: Path
         log("to-snapshot", tmp_path / "model", directory, directory)
     with pytest.raises(SnapshotError):
         log("to-snapshot", tmp_path / "model", tmp_path / "nothing")
+
+
+@pytest.fixture
+def coordinator(directory: Path) -> Iterator[DirectoryCoordinator]:
+    """Holds the lease of the log."""
+    coordinator = DirectoryCoordinator(directory.parent / LEASES, "a job")
+    assert coordinator.lease(directory.name, 60.0) == 1
+    yield coordinator
+    coordinator.close()
+
+
+def test_to_snapshot_refuses_a_log_that_is_written(
+    directory: Path, coordinator: DirectoryCoordinator, tmp_path: Path
+) -> None:
+    with pytest.raises(SnapshotError):
+        log("to-snapshot", tmp_path / "model", directory)
+    assert not (tmp_path / "model").exists()
+    coordinator.release(directory.name)
+    log("to-snapshot", tmp_path / "model", directory)
+
+
+def test_verify_and_inspect_name_the_writer(directory: Path, coordinator: DirectoryCoordinator) -> None:
+    assert this_process() in log("verify", directory)
+    assert json.loads(log("verify", directory, "--json"))["logs"][0]["writer"] == this_process()
+    assert this_process() in log("inspect", directory)
+    coordinator.release(directory.name)
+    assert json.loads(log("verify", directory, "--json"))["logs"][0]["writer"] is None
+
+
+def test_a_segment_that_a_pserver_removes_is_reported(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def removed(_: Path) -> Any:
+        raise FileNotFoundError("removed")
+
+    monkeypatch.setattr("fleet_sparse.pserver.log.log_reader.read_header", removed)
+    assert "removed" in log("verify", directory, fails=1)
+
+
+def snapshot_of_workers(directory: Path, *reports: ReportedProgress, num_workers: int = 2) -> Manifest:
+    """Returns the manifest of a snapshot of a log whose workers reported their progress."""
+    shard = logged_shard(directory / "shard-0-of-1", SGD)
+    assert shard.log is not None
+    for worker in range(num_workers):
+        client_id = bytes([worker]) * 16
+        shard.log.note(RegisteredWorker(worker, num_workers, client_id, 1, None, 5, ("", "", ""), worker == 0, 0))
+    for report in reports:
+        shard.log.note(report)
+    close(shard)
+    log("to-snapshot", directory / "model", directory / "shard-0-of-1")
+    return SnapshotStore(directory_at(directory / "model")).manifest("000001-full")
+
+
+def test_to_snapshot_has_the_newest_positions_of_workers(tmp_path: Path) -> None:
+    reports = [
+        ReportedProgress(1, 7, '{"epoch": 0, "batch": 7}'),
+        ReportedProgress(0, 5, '{"epoch": 0, "batch": 5}'),
+        ReportedProgress(1, 9, '{"epoch": 1, "batch": 2}'),
+    ]
+    manifest = snapshot_of_workers(tmp_path, *reports)
+    expected = (WorkerPosition(0, 5, {"epoch": 0, "batch": 5}), WorkerPosition(1, 9, {"epoch": 1, "batch": 2}))
+    assert manifest.workers == expected
+
+
+def test_a_worker_continues_from_the_positions_of_to_snapshot(tmp_path: Path) -> None:
+    reports = [ReportedProgress(worker, 9, '{"epoch": 1, "batch": 2}') for worker in range(2)]
+    text = ResumedJob(snapshot_of_workers(tmp_path, *reports)).json_for(1)
+    resumed = parse_resumed(text, 2, in_step=False)
+    assert (resumed.step, resumed.position) == (9, Position(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([], ()),
+        ([ReportedProgress(1, 3, "")], (WorkerPosition(0, 0), WorkerPosition(1, 3))),
+        ([ReportedProgress(0, 3, "no JSON")], (WorkerPosition(0, 3), WorkerPosition(1, 0))),
+        ([ReportedProgress(0, 3, "NaN")], (WorkerPosition(0, 3), WorkerPosition(1, 0))),
+    ],
+)
+def test_unknown_positions_of_to_snapshot(
+    tmp_path: Path, reports: list[ReportedProgress], expected: tuple[WorkerPosition, ...]
+) -> None:
+    assert snapshot_of_workers(tmp_path, *reports).workers == expected
 
 
 def shard_log(directory: Path, index: int, *, job_id: str, workers_job: int) -> Path:

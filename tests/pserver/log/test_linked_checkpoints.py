@@ -339,7 +339,7 @@ def push_sgd(shard: Shard) -> None:
     assert client.push(push(SGD, ids_of(1, 2), np.ones((2, 2), np.float32))).error is None
 
 
-def test_a_save_that_is_not_linked_waits_for_an_overdue_checkpoint(tmp_path: Path) -> None:
+def test_an_unlinked_save_waits_for_an_overdue_checkpoint(tmp_path: Path) -> None:
     held = overdue_job(tmp_path)
     run(lambda: Coordinator(held, tables=("sgd",)).begin())
     checkpoint = checkpoint_of(held.shard)
@@ -371,9 +371,7 @@ def test_a_linked_save_does_not_wait_for_an_overdue_checkpoint(tmp_path: Path) -
     assert checkpoint_of(held.shard) is None
 
 
-def test_a_save_after_one_that_was_not_linked_waits_for_an_overdue_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failed_link_a_save_waits_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = overdue_job(tmp_path)
     monkeypatch.setattr("fleet_sparse.snapshot.directory.LocalDirectory.link", _refused)
     saved(held)
