@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import secrets
+import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
 
 import grpc
 import numpy as np
 import pytest
 
-from fleet_sparse.local_pservers import PserverProcess
+from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.wire import control_pb2 as messages
@@ -39,8 +43,27 @@ def log_of(directory: Path) -> Path:
     return directory / "log" / "shard-0-of-1"
 
 
-def rounds(directory: Path, num_rounds: int, seed: int = 3, **variables: str) -> int:
-    """Kills a pserver that often while it gets pushes; returns the number of pushes.
+def save_all(remote: RemotePserver, save_id: str, kind: str = "full") -> str:
+    """Makes a save as worker 0 does; returns the path of the snapshot."""
+    plan = remote.call(messages.PlanSaveRequest(dirname="model", save_id=save_id, kind=kind))
+    if remote.call(messages.BeginSaveRequest(plan=plan, position=messages.WorkerPosition())).needs_full:
+        remote.call(messages.EndSaveRequest(save_id=save_id))
+        return save_all(remote, f"{save_id}-full")
+    file = remote.call(messages.WriteSaveRequest(save_id=save_id))
+    finished = remote.call(messages.FinishSaveRequest(plan=plan, files=[file]))
+    remote.call(messages.EndSaveRequest(save_id=save_id, committed=True, checksum=finished.checksum))
+    return str(finished.snapshot)
+
+
+def save_until_killed(remote: RemotePserver) -> None:
+    """Saves, a full snapshot and then deltas, until the pserver does not answer."""
+    with suppress(grpc.RpcError, FleetSparseError):
+        for number in itertools.count():
+            save_all(remote, f"{secrets.token_hex(4)}-{number}", "delta" if number else "full")
+
+
+def rounds(directory: Path, num_rounds: int, seed: int = 3, *, saves: bool = False, **variables: str) -> int:
+    """Kills a pserver that often while it gets pushes, and perhaps saves; returns the number of pushes.
 
     After each start every row has each acked push once, and the one that was not acked at most once.
     """
@@ -51,19 +74,51 @@ def rounds(directory: Path, num_rounds: int, seed: int = 3, **variables: str) ->
             assert client.seq in (num_acked, num_acked + 1)
             num_acked = client.seq
             assert {row[0] for row in client.rows(SGD, *IDS.tolist())} == {0.5 - num_acked}
-            timer = Timer(generator.uniform(0.0, 0.05), pserver.process.kill)
+            saving = Thread(target=save_until_killed, args=(remote,))
+            if saves:
+                saving.start()
+            timer = Timer(generator.uniform(0.0, 0.3 if saves else 0.05), pserver.process.kill)
             timer.start()
             with pytest.raises(ConnectionError):
                 while True:
                     push_all(client)
                     num_acked = client.seq
             timer.join()
+            if saves:
+                saving.join()
+        if saves:
+            shutil.rmtree(directory / "model", ignore_errors=True)
     return num_acked
 
 
 @pytest.mark.guarantee("W1")
 def test_a_killed_pserver_has_every_acked_push(tmp_path: Path) -> None:
     assert rounds(tmp_path, 3) > 0
+
+
+@pytest.mark.guarantee("W1")
+def test_a_pserver_that_is_killed_during_saves_has_every_push(tmp_path: Path) -> None:
+    assert rounds(tmp_path, 3, saves=True) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_fifty_kills_during_saves_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
+    assert rounds(tmp_path, 10, seed, saves=True, FLEET_SPARSE_CHECKPOINT_BYTES="50000") > 10
+
+
+@pytest.mark.guarantee("W1")
+def test_a_killed_pserver_needs_no_snapshot_that_it_saved(tmp_path: Path) -> None:
+    with logged_pserver(tmp_path) as (_, remote):
+        client = client_of(remote)
+        push_all(client)
+        shutil.rmtree(save_all(remote, "a"))
+        push_all(client)
+    assert next(log_of(tmp_path).glob("checkpoint-*/*.fss")).stat().st_nlink == 1
+    with logged_pserver(tmp_path) as (_, remote):
+        client = client_of(remote)
+        assert client.seq == 2
+        assert client.rows(SGD, 1) == [[-1.5, 0.5]]
 
 
 @pytest.mark.slow
