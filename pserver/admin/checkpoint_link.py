@@ -14,7 +14,7 @@ from fleet_sparse.snapshot.directory import Directory, LocalDirectory
 from fleet_sparse.snapshot.manifest import ShardFile
 
 from ..engine.shard import Shard
-from ..log.checkpoint import BaseFile, Checkpoint, adopt_checkpoint, checkpoint_name, read_checkpoint
+from ..log.checkpoint import Checkpoint, adopt_checkpoint, checkpoint_name, read_checkpoint
 from ..log.shard_log import ShardLog
 from .snapshot_writer import Save
 
@@ -28,20 +28,20 @@ class CheckpointLink:
         shard: The shard, which has a log.
         save: Not cut yet.
         source: Directory into which the save writes its file.
-        bases: If the save is a delta, the files below its own.
+        below: The newest checkpoint; None before the first. If the save is a delta, its base.
 
     Attributes:
         num_bytes: Bytes of the log before the cut.
     """
 
-    def __init__(self, shard: Shard, save: Save, source: LocalDirectory, bases: tuple[BaseFile, ...]) -> None:
+    def __init__(self, shard: Shard, save: Save, source: LocalDirectory, below: Checkpoint | None) -> None:
         assert shard.log is not None, "the caller has a log"
         self.num_bytes = 0
         self._shard = shard
         self._log: ShardLog = shard.log
         self._save = save
         self._source = source
-        self._bases = bases
+        self._below = below
         self._directory = LocalDirectory(self._log.writer.directory.resolve())
         self._first_lsn: int | None = None
         self._file: ShardFile | None = None
@@ -89,11 +89,15 @@ class CheckpointLink:
         """
         if self._first_lsn is None or self._file is None:
             return False
-        checkpoint = Checkpoint(self._first_lsn, self._file, self._bases, Checksum(committed_as))
+        bases = () if self._below is None or self._save.is_full else self._below.files
+        checkpoint = Checkpoint(self._first_lsn, self._file, bases, Checksum(committed_as))
+        directory = self._log.writer.directory
         try:
             self._log.writer.sync()
             with self._log.writer.exclusive():
-                adopt_checkpoint(self._log.writer.directory, checkpoint)
+                if read_checkpoint(directory) != self._below:  # the files below are gone
+                    raise SnapshotError(f"{directory}: another checkpoint was written since the cut")
+                adopt_checkpoint(directory, checkpoint)
         except (FleetSparseError, OSError) as error:
             # The file stays: CHECKPOINT.json may name it already.
             _log.warning("save %s: does not become the checkpoint: %s", self._save.save_id, error)
@@ -127,4 +131,4 @@ def link_of(shard: Shard, save: Save, source: Directory) -> CheckpointLink | Non
         return None
     if not is_linkable:
         return None
-    return CheckpointLink(shard, save, source, () if newest is None or save.is_full else newest.files)
+    return CheckpointLink(shard, save, source, newest)

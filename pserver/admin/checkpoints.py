@@ -98,18 +98,18 @@ class Checkpoints:
             await asyncio.wait({running.done})
 
     async def link_of(self, save: Save, source: Directory) -> CheckpointLink | None:
-        """Returns the link for a save that is to become the checkpoint, as `checkpoint_link.link_of`.
+        """Returns the link for a save, as `checkpoint_link.link_of`, while no checkpoint is under way."""
+        return None if self._shard.log is None else await in_thread(link_of, self._shard, save, source)
 
-        For another save this returns only when no checkpoint is overdue, or one could not be written.
-        """
+    async def wait_if_overdue(self, save: Save, source: Directory) -> None:
+        """Returns when no checkpoint is overdue, or one could not be written; at once for a save that becomes one."""
         log = self._shard.log
-        if log is None:
-            return None
-        link = await in_thread(link_of, self._shard, save, source)
-        if self._num_bytes(log) >= _OVERDUE * self._max_bytes and (link is None or not self._links):
-            running = self._begin() if self._running is None else self._running
-            await asyncio.shield(running.done)
-        return link
+        if log is None or self._num_bytes(log) < _OVERDUE * self._max_bytes:
+            return
+        if self._links and await self.link_of(save, source) is not None:
+            return
+        running = self._begin() if self._running is None else self._running
+        await asyncio.shield(running.done)
 
     async def end_link(self, link: CheckpointLink, committed_as: int | None) -> None:
         """Makes a save that has ended the checkpoint.

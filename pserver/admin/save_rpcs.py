@@ -229,7 +229,7 @@ class SaveService:
     async def _cut(self, running: _Running) -> bool:
         """Returns whether this shard takes part."""
         try:
-            running.link = await self._checkpoints.link_of(running.save, self._target(running))
+            await self._checkpoints.wait_if_overdue(running.save, self._target(running))
             running.needs_positions = not await self._on_data_thread(self._is_between_steps)
             if running.needs_positions:
                 await self._wait_for_positions(running, self._positions_s)
@@ -240,6 +240,7 @@ class SaveService:
                         f"{self._positions_s:g} s. Look into its log; raise FLEET_SPARSE_POSITIONS_S if it is only slow"
                     )
             await self._checkpoints.give_up()
+            running.link = await self._checkpoints.link_of(running.save, self._target(running))
             cut = running.save.cut if running.link is None else running.link.cut
             running.is_cut = await self._on_data_thread(partial(cut, self._membership.client_ids()))
         except BaseException:

@@ -179,7 +179,8 @@ class ShardLog:
     def end_save(self, save_id: str, checksum: int | None) -> bool:
         """Appends that the save that was cut last ended, with the checksum of its manifest if it was committed.
 
-        Returns whether the log has it. A failure is logged: without the record the next delta contains more, or is refused for a full snapshot.
+        Returns whether the log has it. A failure is logged: without the record the next delta contains more, or is
+        refused for a full snapshot.
         """
         body = {"save_id": save_id, "checksum": None if checksum is None else f"{checksum:016x}"}
         try:

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from fleet_sparse.core.criteria import MIN_NORM, Criterion
+from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.errors import LogFull, SnapshotError
-from fleet_sparse.pserver.admin.log_recovery import recover, write_checkpoint
+from fleet_sparse.pserver.admin.checkpoint_link import link_of
+from fleet_sparse.pserver.admin.log_recovery import at_once, recover, write_checkpoint
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.checkpoint import (
@@ -28,14 +30,16 @@ from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.log.log_writer import LogWriter
 from fleet_sparse.pserver.tables.mutations import DayEnd
 from fleet_sparse.snapshot.checksum import Checksum
+from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import ShardFile
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.frame_format import Op
+from fleet_sparse.wire.frame_format import Action, Block, Op
 from support.admissions import count_filter
 from support.controls import HeldControl, registration
 from support.coordinators import Coordinator, SlowWrites, run, turns, until
 from support.logs import close, linked_save, logged_shard, recovered, state_of
 from support.shards import ADAM, DENSE, SGD, FrameClient, assign, floats, ids_of, make_shard, push
+from support.steps import Worker, make_job
 
 COUNTED = count_filter(3)
 FILE = ShardFile(0, "shard-0-of-1.fss", 1, 1, 0, Checksum(1))
@@ -185,7 +189,38 @@ def test_a_linked_file_has_no_clients(tmp_path: Path) -> None:
     assert checkpoint.snapshot == held.shard.base
 
 
+@pytest.mark.guarantee("W3")
+def test_a_save_of_a_sync_job_is_linked_without_staged_pushes(tmp_path: Path) -> None:
+    shard, workers = make_job(Mode(SYNC), 2, shard=logged_shard(tmp_path / "log", SGD))
+    for worker in workers:
+        assert worker.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).error is None
+    complete = state_of(shard)
+    workers[0].push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    assert linked_save(shard, tmp_path / "model")
+    again = recovered(shard)
+    assert state_of(again) == complete
+    for index in range(2):
+        worker = Worker(again, index, step=1)
+        worker.seq = 1
+        assert worker.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).error is None
+    assert again.complete_step == 2
+    close(again)
+
+
 # What is not
+
+
+def test_a_save_inside_a_prepared_step_is_not_linked(tmp_path: Path) -> None:
+    shard, workers = make_job(Mode(SYNC), 2, shard=logged_shard(tmp_path / "log", SGD))
+    for worker in workers:
+        worker.ask(Op.PREPARE, push(SGD, ids_of(1), floats([1.0, 0.0])))
+    assert not linked_save(shard, tmp_path / "model")
+    for worker in workers:
+        worker.ask(Op.COMMIT, Block(Action.FACTORS, SGD.table_id, SGD.schema_hash, 1, 1, None, floats([0.5])))
+    assert linked_save(shard, tmp_path / "model")
+    again = recovered(shard)
+    assert state_of(again) == state_of(shard)
+    close(again)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +276,25 @@ def test_a_delta_above_another_checkpoint_is_not_linked(tmp_path: Path) -> None:
     before = checkpoint_of(held.shard)
     train(held.shard, 4)
     assert saved(held, "delta", "y").endswith("delta")
+    assert checkpoint_of(held.shard) == before
+    check_continues(held.shard)
+
+
+def test_a_delta_is_not_linked_if_its_base_is_replaced(tmp_path: Path) -> None:
+    held = held_job(tmp_path)
+    saved(held)
+    train(held.shard, 4)
+    save = Save(held.shard, "y", base=held.shard.base, is_logged=True)
+    target = directory_at(tmp_path / "other")
+    target.make()
+    link = link_of(held.shard, save, target)
+    assert link is not None
+    write_checkpoint(held.shard)  # as one that was being written when the save began
+    before = checkpoint_of(held.shard)
+    link.cut()
+    link.link(save.write(target, at_once))
+    save.end(7)
+    assert not link.adopt(7)
     assert checkpoint_of(held.shard) == before
     check_continues(held.shard)
 
