@@ -21,6 +21,7 @@ VERSION: Final = 2
 _VERSIONS: Final = (1, 2)
 """Versions that are read; in version 1 no file is linked from a save."""
 _PREFIX: Final = "checkpoint-"
+_DRAFT: Final = f".{CHECKPOINT}."
 
 
 class BaseFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,16 +121,17 @@ def adopt_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def remove_superfluous(directory: Path, checkpoint: Checkpoint | None) -> None:
-    """Removes segments before a checkpoint, and the rows files of all others.
+    """Removes segments before a checkpoint, the rows files of all others, and what a crash left of them.
 
     Raises:
         OSError: The system refuses.
     """
     names = set() if checkpoint is None else {checkpoint_name(each.first_lsn) for each in checkpoint.files}
+    first_segment = "" if checkpoint is None else segment_name(checkpoint.first_lsn)
     for path in list(directory.iterdir()):
         if path.name.startswith(_PREFIX) and path.name not in names:
             shutil.rmtree(path)
-        elif checkpoint is not None and is_segment(path.name) and path.name < segment_name(checkpoint.first_lsn):
+        elif path.name.startswith(_DRAFT) or (is_segment(path.name) and path.name < first_segment):
             path.unlink()
 
 
