@@ -115,6 +115,9 @@ class CheckpointLink:
 def link_of(shard: Shard, save: Save, source: Directory) -> CheckpointLink | None:
     """Returns the link for a save that may become the checkpoint; None if it may not.
 
+    To be called in any thread but the one that owns the shard: the log is made durable so far, so that the segment that
+    begins at the cut does not wait for the disk.
+
     Args:
         shard: The shard of the save.
         save: Not cut yet.
@@ -125,10 +128,10 @@ def link_of(shard: Shard, save: Save, source: Directory) -> CheckpointLink | Non
     directory = shard.log.writer.directory
     try:
         newest = read_checkpoint(directory)
-        is_linkable = save.may_be_checkpoint(newest) and source.shares_files_with(LocalDirectory(directory.resolve()))
+        if not (save.may_be_checkpoint(newest) and source.shares_files_with(LocalDirectory(directory.resolve()))):
+            return None
+        shard.log.writer.sync()
     except (LogCorrupt, SnapshotError, OSError) as error:
         _log.warning("save %s: does not become the checkpoint: %s", save.save_id, error)
-        return None
-    if not is_linkable:
         return None
     return CheckpointLink(shard, save, source, newest)
