@@ -14,7 +14,7 @@ from fleet_sparse.snapshot.directory import Directory, LocalDirectory
 from fleet_sparse.snapshot.manifest import ShardFile
 
 from ..engine.shard import Shard
-from ..log.checkpoint import Checkpoint, adopt_checkpoint, checkpoint_name, read_checkpoint
+from ..log.checkpoint import Checkpoint, adopt_checkpoint, checkpoint_name, read_checkpoint, remove_abandoned
 from ..log.shard_log import ShardLog
 from .snapshot_writer import Save
 
@@ -99,8 +99,8 @@ class CheckpointLink:
                     raise SnapshotError(f"{directory}: another checkpoint was written since the cut")
                 adopt_checkpoint(directory, checkpoint)
         except (FleetSparseError, OSError) as error:
-            # The file stays: CHECKPOINT.json may name it already.
             _log.warning("save %s: does not become the checkpoint: %s", self._save.save_id, error)
+            self.drop()
             return False
         _log.info("checkpoint: the log begins with record %d of save %s", self._first_lsn, self._save.save_id)
         return True
@@ -108,8 +108,8 @@ class CheckpointLink:
     def drop(self) -> None:
         """Removes the link of a save that failed. A failure does not matter: the next start removes it."""
         if self._first_lsn is not None:
-            with suppress(SnapshotError):
-                self._directory.remove_child(checkpoint_name(self._first_lsn))
+            with suppress(LogCorrupt, OSError):
+                remove_abandoned(self._log.writer.directory, self._first_lsn)
 
 
 def link_of(shard: Shard, save: Save, source: Directory) -> CheckpointLink | None:

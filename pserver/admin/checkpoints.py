@@ -102,11 +102,13 @@ class Checkpoints:
         return None if self._shard.log is None else await in_thread(link_of, self._shard, save, source)
 
     async def wait_if_overdue(self, save: Save, source: Directory) -> None:
-        """Returns when no checkpoint is overdue, or one could not be written; at once for a save that becomes one."""
+        """Returns when no checkpoint is overdue, or one has just failed; at once for a save that becomes one."""
         log = self._shard.log
         if log is None or self._num_bytes(log) < _OVERDUE * self._max_bytes:
             return
         if self._links and await self.link_of(save, source) is not None:
+            return
+        if self._running is None and self._clock() < self._paused_until:
             return
         running = self._begin() if self._running is None else self._running
         await asyncio.shield(running.done)
@@ -124,7 +126,7 @@ class Checkpoints:
             return
         self._links = await in_thread(link.adopt, committed_as)
         if self._links:
-            self._num_bytes_before, self._is_due = link.num_bytes, False
+            self._num_bytes_before, self._is_due, self._pause_s = link.num_bytes, False, _FIRST_PAUSE_S
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
