@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.local_pservers import PserverProcess
 from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.wire import control_pb2 as messages
