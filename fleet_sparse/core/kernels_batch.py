@@ -31,6 +31,11 @@ _int64s_at = array_at(INT64S)
 _WITHOUT_SIGN, _INFINITY = np.uint32(0x7FFF_FFFF), np.uint32(0x7F80_0000)
 
 
+@inlined
+def _shard_of(id_: Any, salt: Any, shard_of_bucket: Any) -> Any:
+    return shard_of_bucket[splitmix64(np.uint64(id_) ^ salt) >> _BUCKET_SHIFT]
+
+
 class DedupScratch(NamedTuple):
     """Scratch arguments of `dedup_split`, which describes them."""
 
@@ -111,7 +116,7 @@ def dedup_split(
     next_of_shard[: shards + _ONE] = 0
     for u in range(num_unique):
         table[np.uint64(cell_of[u])] = -1
-        shard = shard_of_bucket[splitmix64(np.uint64(arrived[u]) ^ salt) >> _BUCKET_SHIFT]
+        shard = _shard_of(arrived[u], salt, shard_of_bucket)
         cell_of[u] = shard
         next_of_shard[np.uint64(shard) + _ONE] += 1
     for s in range(shards):
@@ -126,6 +131,41 @@ def dedup_split(
     for i in range(n):
         inverse[i] = cell_of[np.uint64(arrival_of[i])]
     return int(num_unique)
+
+
+@kernel(INT64_IN, UINT64, INT32_IN, INT64S, INT64S)
+def order_by_shard(
+    ids: NDArray[np.int64],
+    salt: np.uint64,
+    shard_of_bucket: NDArray[np.int32],
+    num_per_shard: NDArray[np.int64],
+    order: NDArray[np.int64],
+) -> None:
+    """Writes the order of distinct ids by shard, in which those of a shard keep theirs.
+
+    Args:
+        ids: `(n,)`.
+        salt: The table's.
+        shard_of_bucket: `(NUM_BUCKETS,)`.
+        num_per_shard: Output, `(num_shards,)`.
+        order: Output, `(n,)`: their indices.
+    """
+    n, num_shards = np.uint64(ids.shape[0]), np.uint64(num_per_shard.shape[0])
+    num_per_shard[:] = 0
+    for i in range(n):
+        num_per_shard[np.uint64(_shard_of(ids[i], salt, shard_of_bucket))] += 1
+    end = 0
+    for s in range(num_shards):
+        end += num_per_shard[s]
+        num_per_shard[s] = end
+    for i in range(n):  # from the last id on, so that in the end there is where each shard begins
+        last = n - _ONE - i
+        shard = np.uint64(_shard_of(ids[last], salt, shard_of_bucket))
+        num_per_shard[shard] -= 1
+        order[np.uint64(num_per_shard[shard])] = last
+    for s in range(num_shards):
+        next_begins = num_per_shard[s + _ONE] if s + _ONE < num_shards else np.int64(n)
+        num_per_shard[s] = next_begins - num_per_shard[s]
 
 
 @inlined

@@ -22,6 +22,7 @@ from fleet_sparse.core.kernels_batch import (
     collect_distinct,
     dedup_scratch,
     find_among,
+    order_by_shard,
     order_early_first,
     place_ids,
     place_tables,
@@ -49,8 +50,9 @@ class UniqueIds(NamedTuple):
 
     def at(self, places: NDArray[np.int64]) -> UniqueIds:
         """Returns the ids at these ascending places `(n,)` of all, as fresh arrays."""
-        num_before = np.searchsorted(places, np.cumsum(self.num_per_shard))
-        return UniqueIds(self.ids[places], np.diff(num_before, prepend=0))
+        num_per_shard = np.searchsorted(places, np.cumsum(self.num_per_shard))
+        num_per_shard[1:] -= num_per_shard[:-1].copy()
+        return UniqueIds(self.ids[places], num_per_shard)
 
 
 class SuccessiveIds(NamedTuple):
@@ -213,6 +215,17 @@ class Deduplicator:
             placed.append(UniqueIds(unique[begin:end], num_per_shard[number]))
             begin = end
         return placed
+
+    def grouped(self, ids: NDArray[np.int64], salt: int) -> tuple[UniqueIds, NDArray[np.int64]]:
+        """Returns distinct ids of a table with that salt by shard, in their order within each, and the place of each.
+
+        Args:
+            ids: `(n,)`, distinct.
+            salt: Salt of the table.
+        """
+        num_per_shard, order = np.empty(self._placement.num_shards, np.int64), np.empty(len(ids), np.int64)
+        order_by_shard(ids, np.uint64(salt), self._placement.shard_of_bucket, num_per_shard, order)
+        return UniqueIds(ids[order], num_per_shard), order
 
     def sequence(self, lookups: TableLookups) -> BatchSequence:
         """A new sequence of batches of one table."""

@@ -257,3 +257,15 @@ def test_ids_of_a_batch_are_kept_while_the_next_is_placed() -> None:
         made.append(sequence.place([np.arange(first, first + 1000)], [np.empty(1000, np.int64)]))
     assert [sorted(ids.unique.ids.tolist()) for ids in made] == [[*range(n, n + 1000)] for n in (0, 500, 1000)]
     assert [int(ids.early.num_per_shard.sum()) for ids in made] == [1000, 500, 500]
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 5])
+def test_distinct_ids_are_grouped_as_a_batch_of_them(num_shards: int) -> None:
+    deduplicator = Deduplicator(Placement.even(num_shards))
+    for num_ids in (0, 1, 100):
+        ids = np.random.default_rng(num_ids).permutation(10_000)[:num_ids]
+        unique, order = deduplicator.grouped(ids, 3)
+        expected, _ = deduplicator.unique([ids], 3)
+        np.testing.assert_array_equal(ids[order], expected.ids)
+        np.testing.assert_array_equal(unique.ids, expected.ids)
+        np.testing.assert_array_equal(unique.num_per_shard, expected.num_per_shard)
