@@ -267,11 +267,13 @@ def replace_slots(
 def set_leases(
     cells: NDArray[np.uint64], cell_of: NDArray[np.uint32], slots: NDArray[np.int64], steps: NDArray[np.int64]
 ) -> None:
-    """Sets the step until which each slot is leased; both are `(n,)`."""
+    """Sets the step until which each slot is leased; both are `(n,)`. Slots of -1 are passed over."""
     n = np.uint64(slots.shape[0])
     for i in range(n):
-        if i + _AHEAD < n:
+        if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
             prefetch_write(cells, _TWO * np.uint64(cell_of[np.uint64(slots[i + _AHEAD])]))
+        if slots[i] < 0:
+            continue
         at = _TWO * np.uint64(cell_of[np.uint64(slots[i])]) + _ONE
         cells[at] = (cells[at] & _NO_STEP) | ((np.uint64(steps[i]) & _STEP_MASK) << _STEP_SHIFT)
 

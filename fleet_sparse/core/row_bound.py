@@ -7,6 +7,7 @@ hold one part of a row's lag, and the pserver may be ahead of the copy by the re
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,6 +27,17 @@ ROW_FOLLOWS, STATES_FOLLOW = 254, 255
 """Answers to an ask. Smaller ones are numbers of steps for which the copy is leased."""
 
 _MAX_LAG = (1 << 31) - 1
+
+
+class BoundTerms(NamedTuple):
+    """A bound as kernels take it."""
+
+    lag: int
+    """Largest number of updates or units."""
+    share: float
+    """Largest share of all updates; negative for any."""
+    units_per_distance: float
+    """Units of a distance of 1; 0 with a bound in updates."""
 
 
 class RowBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +79,13 @@ class RowBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def has_leases(self) -> bool:
         """True if the number of steps bounds what others can add: an update counts 1, but a distance can be any."""
         return self.drift is None
+
+    @property
+    def terms(self) -> BoundTerms:
+        """The bound as kernels take it."""
+        lag = DRIFT_UNITS if self.lag is None else self.lag
+        per_distance = 0.0 if self.drift is None else DRIFT_UNITS / self.drift
+        return BoundTerms(lag, -1.0 if self.share is None else self.share, per_distance)
 
     def max_lag(self, clocks: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Returns the largest lag of rows with these clocks; both are `(n,)`."""

@@ -16,12 +16,24 @@ from fleet_sparse.core.cache_index import INDEX_BYTES_PER_ROW, MAX_LEASE_STEPS, 
 from fleet_sparse.core.cache_policies import AGED_LFU, ESTIMATE, Admission, CachePolicy
 from fleet_sparse.core.kernels_changes import subtract_base_states
 from fleet_sparse.core.kernels_copies import (
+    HELD,
+    KNOWN,
+    NUM_COUNTS,
+    STATES_HELD,
+    STATES_KNOWN,
     count_updates,
+    find_due,
+    find_lags,
+    find_leases,
     gather_copies,
     measure_displacements,
+    note_answers,
+    plan_reads,
     refresh_copies,
     refresh_states,
+    scatter_copies,
     settle_bases,
+    settle_counts,
     subtract_bases,
 )
 from fleet_sparse.core.kernels_decay import add_decay
@@ -29,8 +41,10 @@ from fleet_sparse.core.kernels_rows import gather, scatter
 from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, are_states_old
 from fleet_sparse.core.table_spec import TableSpec
 
-_NOWHERE = np.empty(0, np.int64)
-_BYTES_OF_COUNTS = 16  # of a copy: what is known and held, of its row and of its states
+_NOWHERE, _NO_COUNTS = np.empty(0, np.int64), np.empty(0, np.uint32)
+_NO_ENTRIES = Entries(_NOWHERE, _NOWHERE, _NOWHERE)
+_ANY_AMOUNT = 1 << 62
+_BYTES_OF_COUNTS = 4 * NUM_COUNTS
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -165,11 +179,11 @@ class CachedTable:
 
     Attributes:
         spec: As given.
-        counters: What the cache did.
+        no_answer: To a plan that asks about nothing.
     """
 
     def __init__(self, spec: TableSpec, capacity: int, job: CacheJob) -> None:
-        self.spec, self.counters = spec, Counters()
+        self.spec = spec
         self._job, self._dim = job, spec.dim
         self._rule, self._hyperparameters = spec.update_rule, dict(spec.hyperparameters)
         self._index = CacheIndex(capacity, spec.salt, job.policy, job.admission)
@@ -184,13 +198,27 @@ class CachedTable:
         self._rows, self._states = np.zeros(capacity * self._dim, np.float32), self._zero_states(capacity)
         self._bases = np.zeros_like(self._rows) if self._has_bases else self._rows
         self._base_states = np.zeros_like(self._states) if self._has_base_states else self._states
-        self._known, self._states_known = np.zeros(capacity, np.uint32), np.zeros(capacity, np.uint32)
-        self._held, self._states_held = np.zeros(capacity, np.uint32), np.zeros(capacity, np.uint32)
+        self._counts = np.zeros(capacity * NUM_COUNTS, np.uint32)
+        by_count: Counts = self._counts.reshape(capacity, NUM_COUNTS).T  # views
+        self._known, self._states_known = by_count[KNOWN], by_count[STATES_KNOWN]
+        self._held, self._states_held = by_count[HELD], by_count[STATES_HELD]
         self._idle: NDArray[np.int64] = _NOWHERE
         self._left: list[Changes] = []
         self._number = 0
         self._step = 0
         self._decay = np.array(spec.decay, np.float32)
+        self._has_decay = bool(self._decay.any())
+        no_rows, no_states = (
+            np.empty(shape, np.float32) for shape in ((0, spec.dim), (0, self._rule.num_states, spec.dim))
+        )
+        self._nothing = Arrived(no_rows, no_states, _NO_COUNTS)
+        self.no_answer = Answer(np.empty(0, np.uint8), no_rows, _NO_COUNTS, no_states)
+        self._bound_terms, self._num_found = job.bound.terms, np.zeros(3, np.int64)
+        self._num_bound = job.num_workers if self._may_hold else 1
+        self._most_held = -1 if not self._may_hold else _ANY_AMOUNT if job.max_held is None else job.max_held
+        # Where steps are not counted, no plan is of the step of another one.
+        self._has_leases = not self._is_single_worker and job.steps_off_lease is not None
+        self._counters = dict.fromkeys(Counters._fields, 0)
 
     @staticmethod
     def bytes_per_row(spec: TableSpec, job: CacheJob) -> int:
@@ -200,6 +228,11 @@ class CachedTable:
         num_bases = int(_has_bases(spec, job)) + (rule.num_states if may_hold else 0)
         num_floats = spec.dim * (1 + rule.num_states + num_bases)
         return INDEX_BYTES_PER_ROW + _BYTES_OF_COUNTS + 4 * num_floats
+
+    @property
+    def counters(self) -> Counters:
+        """What the cache did."""
+        return Counters(**self._counters)
 
     @property
     def num_rows(self) -> int:
@@ -214,7 +247,7 @@ class CachedTable:
     @property
     def num_bytes(self) -> int:
         """Memory in bytes."""
-        arrays = [self._rows, self._states, self._known, self._states_known, self._held, self._states_held]
+        arrays = [self._rows, self._states, self._counts]
         arrays += [self._bases] if self._has_bases else []
         arrays += [self._base_states] if self._has_base_states else []
         return self._index.num_bytes + sum(array.nbytes for array in arrays)
@@ -228,36 +261,34 @@ class CachedTable:
         """
         self._step = step
         uses = self._index.use(ids, 0 if self._is_single_worker else step)
-        entries = self._index.choose(ids[uses.missing])
-        entering = uses.missing[entries.indices]
-        is_asked = np.zeros(len(ids), np.bool_)
-        is_asked[uses.unleased] = is_asked[entering] = True
-        asked = np.flatnonzero(is_asked)
-        plain = np.delete(uses.missing, entries.indices)
-        slots = uses.slots[asked]
-        versions = np.where(slots < 0, NO_VERSION, self._known[slots])
-        ages = (versions - self._states_known[slots]).astype(np.int64)
-        if self._state_width:
-            versions[(slots >= 0) & (ages > 0) & are_states_old(versions, ages)] = NO_VERSION
-        self._count(read=len(ids), hit=len(ids) - len(uses.missing), asked=len(uses.unleased), entered=len(entering))
+        unleased, missing = uses.unleased, uses.missing
+        entries = self._index.choose(ids[missing]) if len(missing) else _NO_ENTRIES
+        most_asked = len(unleased) + len(entries.indices)
+        asked, plain = np.empty(most_asked, np.int64), np.empty(len(missing), np.int64)
+        versions = np.empty(most_asked, np.uint32)
+        if most_asked or len(missing):
+            plan_reads(
+                *(uses.slots, unleased, missing, entries.indices, self._counts, self._state_width > 0),
+                *(asked, versions, plain),
+            )
+        plain, entering = plain[: len(missing) - len(entries.indices)], missing[entries.indices]
+        self._count(read=len(ids), hit=len(ids) - len(missing), asked=len(unleased), entered=len(entering))
         return Plan(ids, uses.slots, plain, asked, versions, entering, entries, step, self._number)
 
     def unplanned(self, ids: Ids) -> tuple[Plan, Arrived]:
         """Returns a plan, for `apply`, of distinct ids `(k,)` that were read in another way: no row enters."""
-        none = np.empty(0, np.uint32)
         slots = self._index.find(ids)
-        entries = Entries(_NOWHERE, _NOWHERE, _NOWHERE)
-        plan = Plan(ids, slots, np.flatnonzero(slots < 0), _NOWHERE, none, _NOWHERE, entries, self._step, self._number)
-        num_states, dim = self._rule.num_states, self._dim
-        return plan, Arrived(np.empty((0, dim), np.float32), np.empty((0, num_states, dim), np.float32), none)
+        plan = Plan(
+            *(ids, slots, np.flatnonzero(slots < 0), _NOWHERE, _NO_COUNTS, _NOWHERE, _NO_ENTRIES),
+            *(self._step, self._number),
+        )
+        return plan, self._nothing
 
     def lags_of(self, plan: Plan, answer: Answer) -> Behind:
         """Returns how far the copies are behind whose versions are known and whose rows follow, before `take`."""
-        has_row = np.flatnonzero(answer.slack >= ROW_FOLLOWS)
-        slots = plan.slots[plan.asked[has_row]]
-        known = self._known[slots]
-        counts = (slots >= 0) & (known != NO_VERSION)
-        return Behind(has_row[counts], answer.versions[counts] - known[counts])
+        places, lags = np.empty(len(answer.rows), np.int64), np.empty(len(answer.rows), np.uint32)
+        num_found = find_lags(plan.slots, plan.asked, answer.slack, answer.versions, self._counts, places, lags)
+        return Behind(places[:num_found], lags[:num_found])
 
     def take(self, plan: Plan, answer: Answer, out: Floats) -> Arrived:
         """Refreshes copies and writes the rows of all ids but the plain ones.
@@ -270,26 +301,12 @@ class CachedTable:
         Returns:
             The rows that enter, for `apply`.
         """
-        slots, rows, states = plan.slots[plan.asked], answer.rows, answer.states
-        is_new = slots < 0
-        has_row, has_states = answer.slack >= ROW_FOLLOWS, answer.slack == STATES_FOLLOW
-        is_of_copy, is_state_of_copy = ~is_new[has_row], ~is_new[has_states]
         if self._left:  # the pservers do not have their updates yet
-            rows, states = rows.copy(), states.copy()
-            self._add_left(plan.ids[plan.asked[has_row]], rows)
-            self._put_left_states(plan.ids[plan.asked[has_states]], states)
-            out[plan.plain] = self._with_left(plan.ids[plan.plain], out[plan.plain])
-        self._refresh(slots[has_row][is_of_copy], rows[is_of_copy], answer.versions[is_of_copy])
-        self._refresh_states(slots[has_states][is_state_of_copy], states[is_state_of_copy])
-        if not self._is_single_worker:
-            steps = answer.slack.astype(np.int64)
-            none = np.zeros(len(rows), np.int64)
-            steps[has_row] = self._job.bound.lease_steps(answer.versions, none, self._job.num_workers)
-            self._index.lease(slots[~is_new], plan.step + self._steps_of(steps[~is_new]))
-        self._count(refreshed=int(np.count_nonzero(is_of_copy)))
+            answer = self._with_left(plan, answer, out)
+        arrived = self._note(plan, answer) if len(plan.asked) else self._nothing
         gather_copies(self._rows, plan.slots, self._dim, out.reshape(-1))
-        arrived = Arrived(rows[~is_of_copy], states[~is_state_of_copy], answer.versions[~is_of_copy])
-        out[plan.entering] = arrived.rows
+        if len(plan.entering):
+            out[plan.entering] = arrived.rows
         return arrived
 
     def apply(self, plan: Plan, arrived: Arrived, grads: Floats, learning_rate: float, optimizer_step: int) -> Outgoing:
@@ -304,30 +321,23 @@ class CachedTable:
             learning_rate: Learning rate.
             optimizer_step: The rule's t.
         """
-        slots = plan.slots
-        if plan.number == self._number:
+        slots, outside = plan.slots, plan.plain
+        if plan.number != self._number:  # other rows took slots since: those of this plan do not enter
+            slots = self._index.find(plan.ids)
+            outside = np.flatnonzero(slots < 0)
+        elif len(plan.entering):
             slots = slots.copy()
             slots[plan.entering] = plan.entries.slots
             self._enter(plan, arrived)
-        else:  # other rows took slots since: those of this plan do not enter
-            slots = self._index.find(plan.ids)
-        places = np.flatnonzero(slots >= 0)
-        inside = slots[places]
-        inner = grads if len(places) == len(slots) else np.take(grads, places, axis=0)
-        self._train(inside, inner, learning_rate, optimizer_step)
+        self._train(slots, outside, grads, learning_rate, optimizer_step)
+        idle, held = self._idle, self._held[self._idle]
         if self._may_hold:
-            count_updates(self._held, self._states_held, inside)
-        outside = np.flatnonzero(slots < 0)
-        if self._holds_all:
-            due, as_gradients, alone = _NOWHERE, outside, _NOWHERE
-        else:
-            is_due = self._is_due(inside)
-            is_single = is_due & (self._held[inside] <= 1) & (self._states_held[inside] <= 1)
-            as_gradients = np.sort(np.concatenate([outside, places[is_single]]))
-            due, alone = inside[is_due & ~is_single], inside[is_single]
-        idle = self._idle[self._held[self._idle] > 0]
+            count_updates(slots, self._counts)
+        as_gradients, due, alone = (outside, _NOWHERE, _NOWHERE) if self._holds_all else self._due(slots)
+        unused = idle[(held > 0) & (held == self._held[idle])]
+        if len(unused):
+            due = np.union1d(due, unused)
         self._idle = self._index.age(len(plan.ids), plan.step)
-        due = np.union1d(due, np.setdiff1d(idle, inside)) if len(idle) else due
         return Outgoing(as_gradients, self._changes_of(due), alone)
 
     def flush(self) -> Outgoing:
@@ -342,11 +352,10 @@ class CachedTable:
             outgoing: What `apply` or `flush` returned last.
         """
         for changes in outgoing.changes:
-            slots = changes.slots[changes.slots >= 0]
-            self._advance(slots, changes.amounts[changes.slots >= 0])
-            self._settle(slots, has_states=changes.states.shape[1] > 0 or self._state_width == 0)
-        self._advance(outgoing.alone, self._amounts_of_gradients(outgoing.alone))
-        self._settle(outgoing.alone, has_states=True)
+            has_states = changes.states.shape[1] > 0 or self._state_width == 0
+            self._settle(changes.slots, changes.amounts, has_states=has_states)
+        if len(outgoing.alone):
+            self._settle(outgoing.alone, self._amounts_of_gradients(outgoing.alone), has_states=True)
         self._left.clear()
 
     def forget_versions(self) -> None:
@@ -366,8 +375,7 @@ class CachedTable:
     def forget(self) -> None:
         """Drops all copies, and what they hold."""
         self._index.clear()
-        self._held.fill(0)
-        self._states_held.fill(0)
+        self._held[:] = self._states_held[:] = 0
         self._left.clear()
         self._idle = _NOWHERE
         self._number += 1
@@ -386,41 +394,64 @@ class CachedTable:
     def _zero_states(self, num_rows: int) -> Floats:
         return np.zeros(num_rows * self._state_width, np.float32)
 
-    def _steps_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns for how many further steps copies are leased, of numbers that count as if all were in one step."""
-        if self._job.steps_off_lease is None:
-            return np.zeros(len(steps), np.int64)
-        return np.clip(steps - self._job.steps_off_lease, 0, MAX_LEASE_STEPS)
-
     def _clocks_of(self, slots: NDArray[np.int64]) -> Counts:
         """Returns the clocks that are known, 0 if nothing is known."""
         known = self._known[slots]
         return np.where(known == NO_VERSION, np.uint32(0), known)
 
-    def _refresh(self, slots: NDArray[np.int64], fresh: Floats, versions: Counts) -> None:
-        if self._has_bases:
-            refresh_copies(self._rows, self._bases, slots, fresh.reshape(-1), self._dim)
-        else:
-            scatter(self._rows, self._dim, 0, slots, self._dim, fresh.reshape(-1))
-        self._known[slots] = versions
+    def _with_left(self, plan: Plan, answer: Answer, out: Floats) -> Answer:
+        """Returns an answer with the updates of rows that left, and adds them to the plain rows in `out`."""
+        rows, states, asked = answer.rows.copy(), answer.states.copy(), plan.ids[plan.asked]
+        self._add_left(asked[answer.slack >= ROW_FOLLOWS], rows)
+        self._put_left_states(asked[answer.slack == STATES_FOLLOW], states)
+        plain = out[plan.plain]
+        self._add_left(plan.ids[plan.plain], plain)
+        out[plan.plain] = plain
+        return answer._replace(rows=rows, states=states)
 
-    def _refresh_states(self, slots: NDArray[np.int64], fresh: Floats) -> None:
-        if not self._state_width:
-            return
+    def _note(self, plan: Plan, answer: Answer) -> Arrived:
+        """Refreshes copies and renews leases; returns the rows that enter."""
+        if self._has_leases:
+            self._lease(plan.slots, plan.asked, answer.slack, answer.versions, plan.step)
+        if not len(answer.rows):
+            return self._nothing
+        slots, state_slots = np.empty(len(answer.rows), np.int64), np.empty(len(answer.states), np.int64)
+        note_answers(plan.slots, plan.asked, answer.slack, answer.versions, self._counts, slots, state_slots)
+        is_new, are_new = slots < 0, state_slots < 0
+        num_refreshed = len(slots) - len(plan.entering)
+        if num_refreshed:
+            self._refresh(slots, answer.rows, state_slots, answer.states)
+        self._count(refreshed=num_refreshed)
+        return Arrived(answer.rows[is_new], answer.states[are_new], answer.versions[is_new])
+
+    def _refresh(self, slots: NDArray[np.int64], rows: Floats, state_slots: NDArray[np.int64], states: Floats) -> None:
+        """Makes copies and their states anew of those of the pservers; where the slot is -1 there is no copy."""
+        if self._has_bases:
+            refresh_copies(self._rows, self._bases, slots, rows.reshape(-1), self._dim)
+        else:
+            scatter_copies(self._rows, slots, rows.reshape(-1), self._dim)
         if self._has_base_states:
             refresh_states(
-                *(self._states, self._base_states, slots, fresh.reshape(-1), self._states_held[slots]),
+                *(self._states, self._base_states, state_slots, states.reshape(-1), self._counts),
                 *(self._dim, self._decays),
             )
         else:
-            scatter(self._states, self._state_width, 0, slots, self._state_width, fresh.reshape(-1))
-        self._states_known[slots] = self._known[slots]
+            scatter_copies(self._states, state_slots, states.reshape(-1), self._state_width)
+
+    def _lease(self, slots: Ids, asked: Ids, slack: NDArray[np.uint8], versions: Counts, step: int) -> None:
+        """Leases copies as the pservers allow it; arguments as of `find_leases`."""
+        assert self._job.steps_off_lease is not None, "steps are counted"
+        of_asked, steps = np.empty(len(asked), np.int64), np.empty(len(asked), np.int64)
+        find_leases(
+            *(slots, asked, slack, versions, self._bound_terms.lag, self._bound_terms.share),
+            *(self._job.num_workers, self._job.bound.has_leases, self._job.steps_off_lease, MAX_LEASE_STEPS),
+            *(of_asked, steps),
+        )
+        self._index.lease(of_asked, step + steps)
 
     def _enter(self, plan: Plan, arrived: Arrived) -> None:
         """Gives entering rows their slots; what the rows that had them hold is kept until it is sent."""
         slots = plan.entries.slots
-        if not len(slots):
-            return
         leaving = slots[slots < self.num_rows]
         self._count(left=len(leaving))
         with_updates = leaving[(self._held[leaving] > 0) | (self._states_held[leaving] > 0)]
@@ -439,18 +470,27 @@ class CachedTable:
                 scatter(values, width, 0, slots, width, np.ascontiguousarray(of).reshape(-1))
         self._known[slots] = self._states_known[slots] = arrived.versions
         self._held[slots] = self._states_held[slots] = 0
-        if not self._is_single_worker:
-            none = np.zeros(len(slots), np.int64)
-            steps = self._job.bound.lease_steps(arrived.versions, none, self._job.num_workers)
-            self._index.lease(slots, plan.step + self._steps_of(steps))
+        if self._has_leases:
+            followed = np.full(len(slots), ROW_FOLLOWS, np.uint8)
+            self._lease(slots, np.arange(len(slots)), followed, arrived.versions, plan.step)
 
-    def _train(self, slots: NDArray[np.int64], grads: Floats, learning_rate: float, optimizer_step: int) -> None:
-        """Updates copies with the table's clip, decay and rule, as a pserver does."""
+    def _train(
+        self,
+        slots: NDArray[np.int64],
+        outside: NDArray[np.int64],
+        grads: Floats,
+        learning_rate: float,
+        optimizer_step: int,
+    ) -> None:
+        """Updates copies with the table's clip, decay and rule, as a pserver does; `outside` has none."""
         assert self._rule.kernel is not None, "tables that are only read are not cached"
+        if len(outside):
+            places = np.flatnonzero(slots >= 0)
+            slots, grads = slots[places], np.take(grads, places, axis=0)
         if self.spec.bounds != UNBOUNDED:
             grads = self.spec.bounds.clipped(grads)
         flat = np.ascontiguousarray(grads).reshape(-1)
-        if self._decay.any():
+        if self._has_decay:
             plain, flat = flat, np.empty(flat.size, np.float32)
             add_decay(self._rows, self._dim, slots, plain, self._dim, self._decay, flat)
         scalars = self._rule.scalars(self._hyperparameters, learning_rate, optimizer_step)
@@ -459,23 +499,27 @@ class CachedTable:
             *(flat, self._dim, scalars),
         )
 
-    def _is_due(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns which copies hold more than they may."""
-        if not self._may_hold:
-            return np.ones(len(slots), np.bool_)
-        most = self._job.bound.max_held(self._clocks_of(slots), self._job.num_workers)
-        if self._job.max_held is not None:
-            most = np.minimum(most, self._job.max_held)
-        is_due: NDArray[np.bool_] = self._amounts(slots) > most
-        return is_due
+    def _due(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the first and the last field of `Outgoing`, and between them the copies whose changes are due."""
+        n, terms = len(slots), self._bound_terms
+        as_gradients, due, alone = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        find_due(
+            *(slots, self._rows, self._bases, self._dim, self._counts),
+            *(self._num_bound, terms.lag, terms.share, terms.units_per_distance, self._most_held),
+            *(as_gradients, due, alone, self._num_found),
+        )
+        num_gradients, num_due, num_alone = self._num_found.tolist()
+        return as_gradients[:num_gradients], due[:num_due], alone[:num_alone]
 
     def _amounts(self, slots: NDArray[np.int64]) -> Counts:
         """Returns how much copies hold: updates, or units of distance."""
         if self._job.bound.drift is None or self._is_single_worker:
-            return self._held[slots]
+            held: Counts = self._held[slots]
+            return held
         moves = np.empty(len(slots), np.float32)
         measure_displacements(self._rows, self._bases, slots, self._dim, moves)
-        return np.maximum(self._job.bound.units(moves), self._held[slots] > 0)
+        amounts: Counts = np.maximum(self._job.bound.units(moves), self._held[slots] > 0)
+        return amounts
 
     def _amounts_of_gradients(self, slots: NDArray[np.int64]) -> Counts:
         """Returns by how much pushes of single gradients make the versions of these copies newer.
@@ -537,17 +581,9 @@ class CachedTable:
         subtract_bases(self._rows, self._bases, slots, self._dim, out)
         return out.reshape(-1, self._dim)
 
-    def _advance(self, slots: NDArray[np.int64], amounts: Counts) -> None:
-        """Adds own updates to the versions that are known."""
-        is_known = self._known[slots] != NO_VERSION
-        self._known[slots[is_known]] += amounts[is_known]
-        self._states_known[slots[is_known]] += amounts[is_known]
-
-    def _settle(self, slots: NDArray[np.int64], *, has_states: bool) -> None:
-        """Makes copies that were sent their own bases."""
-        self._held[slots] = 0
-        if has_states:
-            self._states_held[slots] = 0
+    def _settle(self, slots: NDArray[np.int64], amounts: Counts, *, has_states: bool) -> None:
+        """Takes note that copies were sent, which made their versions newer: they are their own bases now."""
+        settle_counts(slots, amounts, has_states, self._counts)
         if self._has_bases:
             settle_bases(self._rows, self._bases, slots, self._dim)
         if self._has_base_states and has_states and self._state_width:
@@ -562,10 +598,6 @@ class CachedTable:
             else:
                 out[places] += changes.rows[of_left]
 
-    def _with_left(self, ids: Ids, rows: Floats) -> Floats:
-        self._add_left(ids, rows)
-        return rows
-
     def _put_left_states(self, ids: Ids, states: Floats) -> None:
         """Writes the states of rows that left a job of one worker, if they are not sent yet."""
         for changes in self._left if self._is_single_worker else ():
@@ -573,8 +605,8 @@ class CachedTable:
             states[places] = changes.states[of_left]
 
     def _count(self, **numbers: int) -> None:
-        counters = self.counters._asdict()
-        self.counters = Counters(**(counters | {name: counters[name] + more for name, more in numbers.items()}))
+        for name, more in numbers.items():
+            self._counters[name] += more
 
 
 def _has_bases(spec: TableSpec, job: CacheJob) -> bool:

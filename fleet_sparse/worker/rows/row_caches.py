@@ -20,7 +20,7 @@ from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
 from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
-from .cached_table import Arrived, CachedTable, CacheJob, Changes, Counters, Outgoing, Plan
+from .cached_table import Arrived, Behind, CachedTable, CacheJob, Changes, Counters, Outgoing, Plan
 from .deduplicator import Deduplicator, UniqueIds
 from .early_rows import EarlyRows
 from .row_batch import RowBatch
@@ -355,22 +355,23 @@ class RowCaches:
         if table is None:
             return _Lookup(batch, None, None, batch, None)
         plan = table.plan(batch.unique.ids, step)
-        plain = batch if len(plan.plain) == len(plan.ids) else batch.at(plan.plain)
+        plain = batch
+        if len(plan.plain) < len(plan.ids):
+            plain = RowBatch.empty(batch.spec, batch.unique.at(plan.plain))
         ask = RowAsk(batch.spec, batch.unique.at(plan.asked), plan.versions) if len(plan.asked) else None
         return _Lookup(batch, table, plan, plain, ask)
 
     def _finish(self, lookup: _Lookup, table: CachedTable, extra: Sequence[ExtraBlock]) -> None:
         batch, plan = lookup.batch, lookup.plan
         assert plan is not None, "the table is cached"
-        ask = lookup.ask or RowAsk(batch.spec, batch.unique.at(plan.asked), plan.versions)
-        own = [each for each in extra if each.block.table_id == batch.spec.table_id and each.block.copies]
-        own.sort(key=lambda each: (each.shard, each.part))
-        answer = answer_of(ask, [each.block for each in own])
-        if lookup.plain is not batch:
+        if lookup.plain is not batch and len(plan.plain):
             batch.values[plan.plain] = lookup.plain.values
-        behind = table.lags_of(plan, answer)
-        shards = np.searchsorted(np.cumsum(batch.unique.num_per_shard), plan.asked[behind.places], "right")
-        np.add.at(self._lags[batch.spec.name], (shards, lag_classes(behind.lags)), 1)
+        answer = table.no_answer
+        if lookup.ask is not None:
+            own = [each for each in extra if each.block.table_id == batch.spec.table_id and each.block.copies]
+            own.sort(key=lambda each: (each.shard, each.part))
+            answer = answer_of(lookup.ask, [each.block for each in own])
+            self._count_lags(batch, plan, table.lags_of(plan, answer))
         arrived = table.take(plan, answer, batch.values)
         if self._client.rows_dtype is not RowDtype.FLOAT32:
             batch.values[:] = self.as_sent(batch.values)  # as without a cache
@@ -385,6 +386,14 @@ class RowCaches:
         used += len(answer.rows) * (_VERSION_BYTES + row_bytes) + answer.states.nbytes
         self._saved[batch.spec.name] += without - used
 
+    def _count_lags(self, batch: RowBatch, plan: Plan, behind: Behind) -> None:
+        if not len(behind.lags):
+            return
+        shards = np.searchsorted(np.cumsum(batch.unique.num_per_shard), plan.asked[behind.places], "right")
+        lags = self._lags[batch.spec.name]
+        counts = np.bincount(shards * NUM_LAG_CLASSES + lag_classes(behind.lags), minlength=lags.size)
+        lags += counts.reshape(lags.shape)
+
     def _taken(self, batch: RowBatch, table: CachedTable) -> tuple[Plan, Arrived]:
         """Returns the plan of a batch; one without entering rows if it was not looked up for training."""
         read = self._reads.pop(id(batch.unique), None)
@@ -396,9 +405,7 @@ class RowCaches:
         return [self._change(table.spec, changes, optimizer_step) for changes in outgoing.changes]
 
     def _change(self, spec: TableSpec, changes: Changes, optimizer_step: int) -> RowChange:
-        unique, (places,) = self._deduplicator.unique([changes.ids], spec.salt)
-        order = np.empty(len(places), np.int64)
-        order[places] = np.arange(len(places))
+        unique, order = self._deduplicator.grouped(changes.ids, spec.salt)
         is_averaged = self._averages_all or (self._averages_linear and spec.rule in _LINEAR_RULES)
         has_states = changes.states.shape[1] > 0
         return RowChange(

@@ -1,0 +1,43 @@
+"""What `row_bound` computes, for kernels and one row at a time. A bound is its `BoundTerms`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .jit import inlined
+from .row_bound import MAX_UNITS
+
+_MAX_UNITS = float(MAX_UNITS)
+
+
+@inlined
+def max_lag(clock: int, lag: int, share: float) -> int:
+    """Returns the largest lag of a row with this clock."""
+    return min(math.floor(share * np.float64(clock)), lag) if share >= 0.0 else lag
+
+
+@inlined
+def max_held(clock: int, lag: int, share: float, num_workers: int) -> int:
+    """Returns how much of a row one of several workers may hold after its step."""
+    return max((max_lag(clock, lag, share) + num_workers) // (2 * (num_workers - 1)) - 1, 0)
+
+
+@inlined
+def lease_steps(clock: int, lag: int, share: float, num_workers: int) -> int:
+    """Returns for how many further steps a copy of now, of one of several workers, is within a bound in updates."""
+    others = num_workers - 1
+    return (max_lag(clock, lag, share) - others * max_held(clock, lag, share, num_workers)) // others
+
+
+@inlined
+def units(distance: float, units_per_distance: float) -> int:
+    """Returns a distance in units of the drift, rounded up and at most `MAX_UNITS`."""
+    return int(min(np.ceil(np.float64(distance) * units_per_distance), _MAX_UNITS))
+
+
+@inlined
+def are_states_old(clock: int, lag: int) -> bool:
+    """Returns whether the states of a row, with this clock and updates since they travelled, should travel again."""
+    return bool(8 * np.int64(lag) >= np.int64(clock))

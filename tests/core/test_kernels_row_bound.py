@@ -1,0 +1,41 @@
+"""The bound of one row, as kernels compute it, against `RowBound`."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_sparse.core.kernels_row_bound import are_states_old, lease_steps, max_held, units
+from fleet_sparse.core.row_bound import RowBound
+from fleet_sparse.core.row_bound import are_states_old as are_old
+
+BOUNDS = st.builds(RowBound, st.integers(1, 2000), st.none() | st.floats(0.01, 1)) | st.builds(
+    RowBound, drift=st.floats(1e-6, 1e6)
+)
+CLOCKS = st.integers(0, 2**32 - 1)
+
+
+@given(BOUNDS, CLOCKS, st.integers(2, 64))
+def test_kernels_allow_to_hold_as_much_as_the_bound(bound: RowBound, clock: int, num_workers: int) -> None:
+    (expected,) = bound.max_held(np.array([clock], np.uint32), num_workers)
+    assert max_held(clock, bound.terms.lag, bound.terms.share, num_workers) == expected
+
+
+@given(st.builds(RowBound, st.integers(1, 2000), st.none() | st.floats(0.01, 1)), CLOCKS, st.integers(2, 64))
+def test_kernels_lease_for_as_many_steps_as_the_bound(bound: RowBound, clock: int, num_workers: int) -> None:
+    (expected,) = bound.lease_steps(np.array([clock], np.uint32), np.zeros(1, np.int64), num_workers)
+    assert lease_steps(clock, bound.terms.lag, bound.terms.share, num_workers) == expected
+
+
+@given(st.floats(1e-6, 1e6), st.floats(0, 1e9, width=32))
+def test_kernels_count_distances_in_the_units_of_the_bound(drift: float, distance: float) -> None:
+    bound = RowBound(drift=drift)
+    (expected,) = bound.units(np.array([distance], np.float32))
+    assert units(distance, bound.terms.units_per_distance) == expected
+
+
+@given(CLOCKS, CLOCKS)
+def test_kernels_find_states_old_that_the_bound_does(clock: int, lag: int) -> None:
+    (expected,) = are_old(np.array([clock], np.uint32), np.array([lag]))
+    assert are_states_old(clock, lag) == expected
