@@ -168,6 +168,34 @@ def order_by_shard(
         num_per_shard[s] = next_begins - num_per_shard[s]
 
 
+@kernel(INT64_IN, INT64_IN, INT64_IN, INT64S, INT64S)
+def select_ids(
+    ids: NDArray[np.int64],
+    num_per_shard: NDArray[np.int64],
+    places: NDArray[np.int64],
+    selected: NDArray[np.int64],
+    num_selected: NDArray[np.int64],
+) -> None:
+    """Selects some of the ids that are grouped by shard.
+
+    Args:
+        ids: All of them.
+        num_per_shard: `(num_shards,)`, number of ids of each shard.
+        places: `(n,)`, ascending indices of `ids`.
+        selected: Output, `(n,)`.
+        num_selected: Output, `(num_shards,)`, number of the selected ids of each shard.
+    """
+    n, first, end = np.uint64(places.shape[0]), np.uint64(0), np.int64(0)
+    for s in range(np.uint64(num_per_shard.shape[0])):
+        end += num_per_shard[s]
+        i = first
+        while i < n and places[i] < end:
+            selected[i] = ids[np.uint64(places[i])]
+            i += _ONE
+        num_selected[s] = i - first
+        first = i
+
+
 @inlined
 def _collect(
     ids: Any,

@@ -253,7 +253,10 @@ def replace_slots(
     """
     mask = _mask_of(cells)
     of_all = ((np.uint64(step) & _STEP_MASK) << _STEP_SHIFT) | ((np.uint64(batch) & _BATCH_MASK) << _BATCH_SHIFT)
-    for i in range(np.uint64(ids.shape[0])):
+    n = np.uint64(ids.shape[0])
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch_write(cells, _TWO * (splitmix64(np.uint64(ids[i + _AHEAD]) ^ salt) & mask))
         slot, id_ = np.uint64(slots[i]), np.uint64(ids[i])
         if slots[i] < num_used:
             _empty(cells, mask, salt, cell_of, np.uint64(cell_of[slot]))

@@ -230,42 +230,88 @@ def plan_reads(
             num_plain += _ONE
 
 
-@kernel(INT64_IN, INT64_IN, UINT8_IN, UINT32_IN, UINT32S, INT64S, UINT32S, result=INT64)
-def find_lags(
+@kernel(UINT8_IN, INT64, FLOAT32_IN, UINT32_IN, INT64, FLOAT32S, UINT32S, result=INT64)
+def place_answers(
+    slack: NDArray[np.uint8],
+    code: int,
+    rows: NDArray[np.float32],
+    versions: NDArray[np.uint32],
+    dim: int,
+    out_rows: NDArray[np.float32],
+    out_versions: NDArray[np.uint32],
+) -> int:
+    """Writes the rows that an answer has for one code to their places among those that it has for both.
+
+    Args:
+        slack: Answers of one part of a pserver's.
+        code: `ROW_FOLLOWS` or `STATES_FOLLOW`.
+        rows: `(n * dim,)`, those with that code, in order.
+        versions: `(n,)`, their clocks.
+        dim: Floats of a row.
+        out_rows: Output, `(m * dim,)`, of all rows that follow from this part on.
+        out_versions: Output, `(m,)`.
+
+    Returns:
+        The number of answers with that code. If it is not n, not all was written.
+    """
+    d, row, num_placed = np.uint64(dim), _ZERO, _ZERO
+    for i in range(np.uint64(slack.shape[0])):
+        if slack[i] == code:
+            if num_placed < np.uint64(versions.shape[0]) and row < np.uint64(out_versions.shape[0]):
+                copy(out_rows, row * d, rows, num_placed * d, d)
+                out_versions[row] = versions[num_placed]
+            num_placed += _ONE
+        row += _ONE if slack[i] >= _ROW_FOLLOWS else _ZERO
+    return int(num_placed)
+
+
+@inlined
+def lag_class(lag: int) -> int:
+    """Returns the class of a lag: 0 of 0, and k of those from `2^(k-1)` to below `2^k`."""
+    of_lag, rest = 0, np.uint32(lag)
+    while rest > 0:
+        rest >>= np.uint32(1)
+        of_lag += 1
+    return of_lag
+
+
+@kernel(INT64_IN, INT64_IN, UINT8_IN, UINT32_IN, UINT32S, INT64_IN, INT64, INT64S)
+def count_lags(
     slots: NDArray[np.int64],
     asked: NDArray[np.int64],
     slack: NDArray[np.uint8],
     versions: NDArray[np.uint32],
     counts: NDArray[np.uint32],
-    places: NDArray[np.int64],
-    lags: NDArray[np.uint32],
-) -> int:
-    """Finds out how far the copies are behind that an answer refreshes, of those whose clock is known.
+    num_per_shard: NDArray[np.int64],
+    num_classes: int,
+    histogram: NDArray[np.int64],
+) -> None:
+    """Counts how far the copies are behind that an answer refreshes, of those whose clock is known.
 
     Args:
         slots: Of the ids of a batch; -1 for those without a copy.
-        asked: `(n,)`, places of the ids that were asked about.
+        asked: `(n,)`, places of the ids that were asked about, ascending.
         slack: `(n,)`, the answers.
         versions: Clocks of the rows that follow, in their order.
         counts: Of the copies.
-        places: Output, at least as long as `versions`: indices of `asked`, ascending.
-        lags: Output, of the same length.
-
-    Returns:
-        The number of these copies.
+        num_per_shard: `(num_shards,)`, number of ids of the batch of each shard.
+        num_classes: Number of classes of lags.
+        histogram: `(num_shards * num_classes,)`: number of copies by shard and `lag_class`; changed.
     """
-    row, num_found = _ZERO, _ZERO
+    row, shard, end = _ZERO, _ZERO, num_per_shard[0]
     for i in range(np.uint64(asked.shape[0])):
         if slack[i] < _ROW_FOLLOWS:
             continue
+        while asked[i] >= end:
+            shard += _ONE
+            end += num_per_shard[shard]
         slot = slots[np.uint64(asked[i])]
         if slot >= 0:
             known = counts[_COUNTS * np.uint64(slot) + _KNOWN]
             if known != _NO_VERSION:
-                places[num_found], lags[num_found] = np.int64(i), np.uint32(versions[row] - known)
-                num_found += _ONE
+                lag = np.uint32(versions[row] - known)
+                histogram[shard * np.uint64(num_classes) + np.uint64(lag_class(int(lag)))] += 1
         row += _ONE
-    return int(num_found)
 
 
 @kernel(INT64_IN, INT64_IN, UINT8_IN, UINT32_IN, UINT32S, INT64S, INT64S)
@@ -281,7 +327,7 @@ def note_answers(
     """Takes note of the clocks in an answer.
 
     Args:
-        slots: With the next three arguments, as in `find_lags`.
+        slots: With the next three arguments, as in `count_lags`.
         counts: Of the copies; changed.
         row_slots: Output: for each row that follows its slot, -1 if the row enters.
         state_slots: Output: the same for each row whose states follow.
@@ -321,7 +367,7 @@ def find_leases(
     """Writes for how many further steps the copies are leased that were asked about.
 
     Args:
-        slots: With the next three arguments, as in `find_lags`.
+        slots: With the next three arguments, as in `count_lags`.
         lag: With `share`, the bound, as in `kernels_row_bound`.
         share: As above.
         num_workers: Number of workers of the job, at least 2.
@@ -339,6 +385,15 @@ def find_leases(
             left = lease_steps(int(versions[row]), lag, share, num_workers) if has_leases else 0
             row += _ONE
         steps[i] = min(max(left - steps_off, 0), most_steps)
+
+
+@kernel(INT64_IN, UINT32_IN, UINT32S)
+def begin_counts(slots: NDArray[np.int64], versions: NDArray[np.uint32], counts: NDArray[np.uint32]) -> None:
+    """Writes the counts of new copies with these slots and clocks, both `(n,)`, which hold nothing."""
+    for i in range(np.uint64(slots.shape[0])):
+        at = _COUNTS * np.uint64(slots[i])
+        counts[at + _KNOWN], counts[at + _STATES_KNOWN] = versions[i], versions[i]
+        counts[at + _HELD], counts[at + _STATES_HELD] = np.uint32(0), np.uint32(0)
 
 
 @kernel(INT64_IN, UINT32S)
@@ -397,6 +452,10 @@ def find_due(
     for i in range(n):
         if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
             prefetch_read(counts, _COUNTS * np.uint64(slots[i + _AHEAD]))
+            if units_per_distance > 0.0:
+                for j in range(_ZERO, w, _LINE):
+                    prefetch_read(copies, np.uint64(slots[i + _AHEAD]) * w + j)
+                    prefetch_read(bases, np.uint64(slots[i + _AHEAD]) * w + j)
         if slots[i] < 0:
             as_gradients[num_gradients] = np.int64(i)
             num_gradients += _ONE

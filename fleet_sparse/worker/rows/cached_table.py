@@ -21,9 +21,10 @@ from fleet_sparse.core.kernels_copies import (
     NUM_COUNTS,
     STATES_HELD,
     STATES_KNOWN,
+    begin_counts,
+    count_lags,
     count_updates,
     find_due,
-    find_lags,
     find_leases,
     gather_copies,
     measure_displacements,
@@ -107,15 +108,6 @@ class Answer(NamedTuple):
     """`(m,)`: their clocks."""
     states: Floats
     """`(l, num_states, dim)`: states of the ids with `STATES_FOLLOW`, in their order."""
-
-
-class Behind(NamedTuple):
-    """How far copies are behind that an answer refreshes."""
-
-    places: NDArray[np.int64]
-    """`(n,)`: indices of the asked ids of a plan, ascending."""
-    lags: Counts
-    """`(n,)`: number of updates, or units of distance, of the others since the versions of the copies."""
 
 
 class Arrived(NamedTuple):
@@ -284,11 +276,21 @@ class CachedTable:
         )
         return plan, self._nothing
 
-    def lags_of(self, plan: Plan, answer: Answer) -> Behind:
-        """Returns how far the copies are behind whose versions are known and whose rows follow, before `take`."""
-        places, lags = np.empty(len(answer.rows), np.int64), np.empty(len(answer.rows), np.uint32)
-        num_found = find_lags(plan.slots, plan.asked, answer.slack, answer.versions, self._counts, places, lags)
-        return Behind(places[:num_found], lags[:num_found])
+    def count_lags(
+        self, plan: Plan, answer: Answer, num_per_shard: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> None:
+        """Counts how far the copies are behind that an answer refreshes; before `take`.
+
+        Args:
+            plan: Of the batch.
+            answer: To its asks.
+            num_per_shard: `(num_shards,)`, number of ids of the batch of each shard, in their order.
+            counts: `(num_shards, num_classes)`, to which their number is added, by `kernels_copies.lag_class`.
+        """
+        count_lags(
+            *(plan.slots, plan.asked, answer.slack, answer.versions, self._counts, num_per_shard),
+            *(counts.shape[1], counts.reshape(-1)),
+        )
 
     def take(self, plan: Plan, answer: Answer, out: Floats) -> Arrived:
         """Refreshes copies and writes the rows of all ids but the plain ones.
@@ -330,14 +332,16 @@ class CachedTable:
             slots[plan.entering] = plan.entries.slots
             self._enter(plan, arrived)
         self._train(slots, outside, grads, learning_rate, optimizer_step)
-        idle, held = self._idle, self._held[self._idle]
+        idle = self._idle[self._held[self._idle] > 0]
+        held = self._held[idle]
         if self._may_hold:
             count_updates(slots, self._counts)
         as_gradients, due, alone = (outside, _NOWHERE, _NOWHERE) if self._holds_all else self._due(slots)
-        unused = idle[(held > 0) & (held == self._held[idle])]
+        unused = idle[held == self._held[idle]]
         if len(unused):
             due = np.union1d(due, unused)
-        self._idle = self._index.age(len(plan.ids), plan.step)
+        idle = self._index.age(len(plan.ids), plan.step)
+        self._idle = idle[self._held[idle] > 0]
         return Outgoing(as_gradients, self._changes_of(due), alone)
 
     def flush(self) -> Outgoing:
@@ -468,8 +472,7 @@ class CachedTable:
         ):
             if width:
                 scatter(values, width, 0, slots, width, np.ascontiguousarray(of).reshape(-1))
-        self._known[slots] = self._states_known[slots] = arrived.versions
-        self._held[slots] = self._states_held[slots] = 0
+        begin_counts(slots, arrived.versions, self._counts)
         if self._has_leases:
             followed = np.full(len(slots), ROW_FOLLOWS, np.uint8)
             self._lease(slots, np.arange(len(slots)), followed, arrived.versions, plan.step)

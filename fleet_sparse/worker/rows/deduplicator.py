@@ -26,6 +26,7 @@ from fleet_sparse.core.kernels_batch import (
     order_early_first,
     place_ids,
     place_tables,
+    select_ids,
 )
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.reused_memory import ReusedMemory
@@ -50,9 +51,9 @@ class UniqueIds(NamedTuple):
 
     def at(self, places: NDArray[np.int64]) -> UniqueIds:
         """Returns the ids at these ascending places `(n,)` of all, as fresh arrays."""
-        num_per_shard = np.searchsorted(places, np.cumsum(self.num_per_shard))
-        num_per_shard[1:] -= num_per_shard[:-1].copy()
-        return UniqueIds(self.ids[places], num_per_shard)
+        ids, num_per_shard = np.empty(len(places), np.int64), np.empty(len(self.num_per_shard), np.int64)
+        select_ids(self.ids, self.num_per_shard, places, ids, num_per_shard)
+        return UniqueIds(ids, num_per_shard)
 
 
 class SuccessiveIds(NamedTuple):

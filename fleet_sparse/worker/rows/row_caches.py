@@ -20,7 +20,7 @@ from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
 from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
-from .cached_table import Arrived, Behind, CachedTable, CacheJob, Changes, Counters, Outgoing, Plan
+from .cached_table import Arrived, CachedTable, CacheJob, Changes, Counters, Outgoing, Plan
 from .deduplicator import Deduplicator, UniqueIds
 from .early_rows import EarlyRows
 from .row_batch import RowBatch
@@ -47,7 +47,7 @@ class CacheStats(NamedTuple):
     bytes_saved: int
     """Bytes of ids, rows, gradients and states that were not sent and received, against no cache; negative if more."""
     lags: tuple[tuple[int, ...], ...]
-    """`NUM_LAG_CLASSES` numbers for each pserver: how many copies it refreshed that lagged as `lag_classes` says."""
+    """`NUM_LAG_CLASSES` numbers for each pserver: how many copies it refreshed that lagged as `lag_class` says."""
 
 
 class _Read(NamedTuple):
@@ -371,7 +371,7 @@ class RowCaches:
             own = [each for each in extra if each.block.table_id == batch.spec.table_id and each.block.copies]
             own.sort(key=lambda each: (each.shard, each.part))
             answer = answer_of(lookup.ask, [each.block for each in own])
-            self._count_lags(batch, plan, table.lags_of(plan, answer))
+            table.count_lags(plan, answer, batch.unique.num_per_shard, self._lags[batch.spec.name])
         arrived = table.take(plan, answer, batch.values)
         if self._client.rows_dtype is not RowDtype.FLOAT32:
             batch.values[:] = self.as_sent(batch.values)  # as without a cache
@@ -385,14 +385,6 @@ class RowCaches:
         used = len(plan.plain) * (_ID_BYTES + plain_bytes) + num_asked * (_ID_BYTES + _VERSION_BYTES + _SLACK_BYTES)
         used += len(answer.rows) * (_VERSION_BYTES + row_bytes) + answer.states.nbytes
         self._saved[batch.spec.name] += without - used
-
-    def _count_lags(self, batch: RowBatch, plan: Plan, behind: Behind) -> None:
-        if not len(behind.lags):
-            return
-        shards = np.searchsorted(np.cumsum(batch.unique.num_per_shard), plan.asked[behind.places], "right")
-        lags = self._lags[batch.spec.name]
-        counts = np.bincount(shards * NUM_LAG_CLASSES + lag_classes(behind.lags), minlength=lags.size)
-        lags += counts.reshape(lags.shape)
 
     def _taken(self, batch: RowBatch, table: CachedTable) -> tuple[Plan, Arrived]:
         """Returns the plan of a batch; one without entering rows if it was not looked up for training."""
@@ -428,12 +420,6 @@ class RowCaches:
             saved -= len(changes.ids) * (_ID_BYTES + row_bytes + _COUNT_BYTES) + changes.states.nbytes
             saved -= len(changes.ids) * _VERSION_BYTES if changes.states.shape[1] else 0
         self._saved[table.spec.name] += saved
-
-
-def lag_classes(lags: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Returns the class of each lag: 0 of 0, and k of those from `2^(k-1)` to below `2^k`."""
-    classes: NDArray[np.int64] = np.frexp(lags.astype(np.float64))[1].astype(np.int64)
-    return classes
 
 
 def is_cached(spec: TableSpec) -> bool:

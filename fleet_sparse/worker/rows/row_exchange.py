@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.kernels_copies import place_answers
 from fleet_sparse.core.row_bound import ROW_FOLLOWS, STATES_FOLLOW
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.frame_format import Block
@@ -58,25 +59,26 @@ def answer_of(ask: RowAsk, blocks: Sequence[Block]) -> Answer:
         ValueError: The blocks do not answer the ask.
     """
     spec, num_ids = ask.spec, len(ask.unique.ids)
-    num_states = spec.update_rule.num_states
-    slack, versions = np.empty(num_ids, np.uint8), np.zeros(num_ids, np.uint32)
-    rows = np.empty((num_ids, spec.dim), np.float32)
-    states, begin, end = [np.empty((0, num_states, spec.dim), np.float32)], 0, 0
+    num_rows = sum(block.count for block in blocks if "slack" not in block.copies)
+    slack, versions = np.empty(num_ids, np.uint8), np.empty(num_rows, np.uint32)
+    rows = np.empty((num_rows, spec.dim), np.float32)
+    states = [np.empty((0, spec.update_rule.num_states, spec.dim), np.float32)]
+    begin = end = first = next_first = 0  # of the answers of a part, and of its rows
+    is_complete = True
     for block in blocks:
         if "slack" in block.copies:
-            begin, end = end, end + block.count
+            begin, end, first = end, end + block.count, next_first
             slack[begin:end] = block.copies["slack"]
             continue
         code = STATES_FOLLOW if "states" in block.copies else ROW_FOLLOWS
-        places = begin + np.flatnonzero(slack[begin:end] == code)
         assert block.rows is not None, "an answer with versions has rows"
-        rows[places], versions[places] = block.rows, block.copies["versions"]
+        of_block: NDArray[Any] = block.rows.reshape(-1)
+        out = rows[first:].reshape(-1), versions[first:]
+        num_placed = place_answers(slack[begin:end], code, of_block, block.copies["versions"], spec.dim, *out)
+        is_complete &= num_placed == block.count
+        next_first += block.count
         if code == STATES_FOLLOW:
             states.append(block.copies["states"])
-    has_row = slack >= ROW_FOLLOWS
-    of_states = np.concatenate(states)
-    if end != num_ids or len(of_states) != int(np.count_nonzero(slack == STATES_FOLLOW)):
-        raise ValueError(
-            f"table {spec.name!r}: the answer has {end} ids and {len(of_states)} states of {num_ids} asked"
-        )
-    return Answer(slack, rows[has_row], versions[has_row], of_states)
+    if not is_complete or end != num_ids or num_rows != np.count_nonzero(slack >= ROW_FOLLOWS):
+        raise ValueError(f"table {spec.name!r}: the answer has {end} ids and {num_rows} rows of {num_ids} asked")
+    return Answer(slack, rows, versions, np.concatenate(states))

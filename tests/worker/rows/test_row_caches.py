@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, SECOND
 from fleet_sparse.core.initializer import constant, uniform
+from fleet_sparse.core.kernels_copies import lag_class
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound, steps_off_lease
 from fleet_sparse.core.table_spec import TableSpec
@@ -26,7 +27,7 @@ from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.rows.cached_table import CachedTable, CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
-from fleet_sparse.worker.rows.row_caches import NUM_LAG_CLASSES, RowCaches, capacities_of, is_cached, lag_classes
+from fleet_sparse.worker.rows.row_caches import NUM_LAG_CLASSES, RowCaches, capacities_of, is_cached
 from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
 from support.threads import in_threads
 
@@ -287,15 +288,14 @@ def test_lags_of_refreshed_copies_are_counted_by_pserver() -> None:
         assert first.caches is not None
         lags = np.array(first.caches.stats()[job.spec.name].lags)
     few, _ = first.deduplicator.unique([EVERYTHING[:7]], job.spec.salt)
-    three_behind = lag_classes(np.array([3], np.uint32))[0]
+    three_behind = lag_class(3)
     assert lags[:, three_behind].tolist() == (read.unique.num_per_shard + few.num_per_shard).tolist()
     assert lags.sum() == lags[:, three_behind].sum() == 27
 
 
 def test_classes_of_lags_are_powers_of_two() -> None:
-    lags = np.array([0, 1, 2, 3, 4, 7, 8, 2**32 - 1], np.uint32)
-    assert lag_classes(lags).tolist() == [0, 1, 2, 2, 3, 3, 4, 32]
-    assert lag_classes(lags).max() < NUM_LAG_CLASSES
+    classes = [lag_class(lag) for lag in (0, 1, 2, 3, 4, 7, 8, 2**32 - 1)]
+    assert classes == [0, 1, 2, 2, 3, 3, 4, NUM_LAG_CLASSES - 1]
 
 
 def rows_of_one_worker(
