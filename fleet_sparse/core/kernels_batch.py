@@ -133,14 +133,14 @@ def dedup_split(
     return int(num_unique)
 
 
-@kernel(INT64_IN, UINT64, INT32_IN, INT64S, INT64S)
+@kernel(INT64_IN, UINT64, INT32_IN, INT64S, INT64S, result=BOOL)
 def order_by_shard(
     ids: NDArray[np.int64],
     salt: np.uint64,
     shard_of_bucket: NDArray[np.int32],
     num_per_shard: NDArray[np.int64],
     order: NDArray[np.int64],
-) -> None:
+) -> bool:
     """Writes the order of distinct ids by shard, in which those of a shard keep theirs.
 
     Args:
@@ -149,6 +149,9 @@ def order_by_shard(
         shard_of_bucket: `(NUM_BUCKETS,)`.
         num_per_shard: Output, `(num_shards,)`.
         order: Output, `(n,)`: their indices.
+
+    Returns:
+        True if the ids are in this order.
     """
     n, num_shards = np.uint64(ids.shape[0]), np.uint64(num_per_shard.shape[0])
     num_per_shard[:] = 0
@@ -158,14 +161,17 @@ def order_by_shard(
     for s in range(num_shards):
         end += num_per_shard[s]
         num_per_shard[s] = end
+    is_ordered = True
     for i in range(n):  # from the last id on, so that in the end there is where each shard begins
         last = n - _ONE - i
         shard = np.uint64(_shard_of(ids[last], salt, shard_of_bucket))
         num_per_shard[shard] -= 1
         order[np.uint64(num_per_shard[shard])] = last
+        is_ordered &= np.uint64(num_per_shard[shard]) == last
     for s in range(num_shards):
         next_begins = num_per_shard[s + _ONE] if s + _ONE < num_shards else np.int64(n)
         num_per_shard[s] = next_begins - num_per_shard[s]
+    return is_ordered
 
 
 @kernel(INT64_IN, INT64_IN, INT64_IN, INT64S, INT64S)

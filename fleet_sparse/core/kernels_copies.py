@@ -482,6 +482,48 @@ def find_due(
     num_found[0], num_found[1], num_found[2] = num_gradients, num_due, num_alone
 
 
+@kernel(INT64_IN, FLOAT32S, FLOAT32S, INT64, UINT32S, FLOAT64, FLOAT32S, UINT32S, UINT32S)
+def read_changes(
+    slots: NDArray[np.int64],
+    copies: NDArray[np.float32],
+    bases: NDArray[np.float32],
+    width: int,
+    counts: NDArray[np.uint32],
+    units_per_distance: float,
+    changes: NDArray[np.float32],
+    amounts: NDArray[np.uint32],
+    num_updates: NDArray[np.uint32],
+) -> None:
+    """Writes what copies hold.
+
+    Args:
+        slots: `(n,)`, none negative.
+        copies: The copies.
+        bases: Their bases.
+        width: Floats of a copy.
+        counts: Of the copies.
+        units_per_distance: As in `find_due`.
+        changes: Output, `(n * width,)`: by what the copies differ from their bases.
+        amounts: Output, `(n,)`: updates or, with `units_per_distance`, units of distance that are held.
+        num_updates: Output, `(n,)`: updates of the states that are held.
+    """
+    w, n = np.uint64(width), np.uint64(slots.shape[0])
+    for i in range(n):
+        if i + _AHEAD < n:
+            for j in range(_ZERO, w, _LINE):
+                prefetch_read(copies, np.uint64(slots[i + _AHEAD]) * w + j)
+                prefetch_read(bases, np.uint64(slots[i + _AHEAD]) * w + j)
+            prefetch_read(counts, _COUNTS * np.uint64(slots[i + _AHEAD]))
+        slot = np.uint64(slots[i])
+        for j in range(w):
+            changes[i * w + j] = copies[slot * w + j] - bases[slot * w + j]
+        held = counts[_COUNTS * slot + _HELD]
+        amounts[i], num_updates[i] = held, counts[_COUNTS * slot + _STATES_HELD]
+        if units_per_distance > 0.0:
+            moved = float(_displacement(copies, bases, slot * w, w))
+            amounts[i] = max(units(moved, units_per_distance), int(held > 0))
+
+
 @kernel(INT64_IN, UINT32_IN, BOOL, UINT32S)
 def settle_counts(
     slots: NDArray[np.int64], amounts: NDArray[np.uint32], has_states: bool, counts: NDArray[np.uint32]

@@ -30,6 +30,7 @@ from fleet_sparse.core.kernels_copies import (
     measure_displacements,
     note_answers,
     plan_reads,
+    read_changes,
     refresh_copies,
     refresh_states,
     scatter_copies,
@@ -554,25 +555,23 @@ class CachedTable:
     def _made(self, slots: NDArray[np.int64], *, has_states: bool) -> tuple[Changes, ...]:
         if not len(slots):
             return ()
-        num_states = self._rule.num_states if has_states else 0
-        states = np.empty(len(slots) * num_states * self._dim, np.float32)
-        num_updates = self._states_held[slots]
-        if num_states and self._is_single_worker:
-            gather(self._states, self._state_width, 0, slots, self._state_width, states)
+        n, num_states = len(slots), self._rule.num_states if has_states else 0
+        rows, states = np.empty((n, self._dim), np.float32), np.empty((n, num_states, self._dim), np.float32)
+        amounts, num_updates = np.empty(n, np.uint32), np.empty(n, np.uint32)
+        per_distance = 0.0 if self._is_single_worker else self._bound_terms.units_per_distance
+        read_changes(
+            *(slots, self._rows, self._bases, self._dim, self._counts, per_distance),
+            *(rows.reshape(-1), amounts, num_updates),
+        )
+        if self._is_single_worker:
+            gather_copies(self._rows, slots, self._dim, rows.reshape(-1))
+            gather(self._states, self._state_width, 0, slots, num_states * self._dim, states.reshape(-1))
         elif num_states:
             subtract_base_states(
-                *(self._states, self._base_states, slots, num_updates, self._dim, self._decays, states)
+                *(self._states, self._base_states, slots, num_updates, self._dim, self._decays),
+                states.reshape(-1),
             )
-        return (
-            Changes(
-                self._index.ids_of(slots),
-                self._copies(slots) if self._is_single_worker else self._row_changes(slots),
-                self._amounts(slots),
-                states.reshape(len(slots), num_states, self._dim),
-                num_updates,
-                slots,
-            ),
-        )
+        return (Changes(self._index.ids_of(slots), rows, amounts, states, num_updates, slots),)
 
     def _copies(self, slots: NDArray[np.int64]) -> Floats:
         out = np.empty(len(slots) * self._dim, np.float32)

@@ -217,15 +217,20 @@ class Deduplicator:
             begin = end
         return placed
 
-    def grouped(self, ids: NDArray[np.int64], salt: int) -> tuple[UniqueIds, NDArray[np.int64]]:
-        """Returns distinct ids of a table with that salt by shard, in their order within each, and the place of each.
+    def grouped(self, ids: NDArray[np.int64], salt: int) -> tuple[UniqueIds, NDArray[np.int64] | None]:
+        """Groups distinct ids of a table by shard; those of a shard keep their order.
 
         Args:
             ids: `(n,)`, distinct.
             salt: Salt of the table.
+
+        Returns:
+            The grouped ids, and the index of each among `ids`: `unique.ids == ids[order]`. None if they are in this
+            order: then they are `ids`, no copy.
         """
         num_per_shard, order = np.empty(self._placement.num_shards, np.int64), np.empty(len(ids), np.int64)
-        order_by_shard(ids, np.uint64(salt), self._placement.shard_of_bucket, num_per_shard, order)
+        if order_by_shard(ids, np.uint64(salt), self._placement.shard_of_bucket, num_per_shard, order):
+            return UniqueIds(ids, num_per_shard), None
         return UniqueIds(ids[order], num_per_shard), order
 
     def sequence(self, lookups: TableLookups) -> BatchSequence:

@@ -341,7 +341,7 @@ class RowCaches:
             self._lags = {name: np.zeros(shape, np.int64) for name in self._tables}
             _log.info("row cache: %s", ", ".join(f"{name!r} {rows} rows" for name, rows in capacities.items()))
         table = self._tables.get(spec.name)
-        return table if table is not None and table.spec == spec else None
+        return table if table is not None and (table.spec is spec or table.spec == spec) else None
 
     def _note_failures(self) -> None:
         newest = self._client.num_failed_pushes, self._client.num_rejoins
@@ -398,15 +398,18 @@ class RowCaches:
 
     def _change(self, spec: TableSpec, changes: Changes, optimizer_step: int) -> RowChange:
         unique, order = self._deduplicator.grouped(changes.ids, spec.salt)
+        if order is not None:
+            rows, amounts, states, num_updates = changes[1:5]
+            changes = Changes(unique.ids, rows[order], amounts[order], states[order], num_updates[order], changes.slots)
         is_averaged = self._averages_all or (self._averages_linear and spec.rule in _LINEAR_RULES)
         has_states = changes.states.shape[1] > 0
         return RowChange(
             spec,
             unique,
-            changes.rows[order],
-            changes.amounts[order],
-            changes.states[order] if has_states else None,
-            changes.num_updates[order],
+            changes.rows,
+            changes.amounts,
+            changes.states if has_states else None,
+            changes.num_updates,
             1 / self._job.num_workers if is_averaged else 1.0,
             optimizer_step,
             self._job.num_workers == 1,

@@ -266,6 +266,7 @@ def test_distinct_ids_are_grouped_as_a_batch_of_them(num_shards: int) -> None:
         ids = np.random.default_rng(num_ids).permutation(10_000)[:num_ids]
         unique, order = deduplicator.grouped(ids, 3)
         expected, _ = deduplicator.unique([ids], 3)
-        np.testing.assert_array_equal(ids[order], expected.ids)
+        np.testing.assert_array_equal(ids if order is None else ids[order], expected.ids)
+        assert deduplicator.grouped(expected.ids, 3)[1] is None
         np.testing.assert_array_equal(unique.ids, expected.ids)
         np.testing.assert_array_equal(unique.num_per_shard, expected.num_per_shard)
