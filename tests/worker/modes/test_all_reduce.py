@@ -13,15 +13,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fleet_sparse.core.cache_policies import ALL
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, BY_NORM, Clip
 from fleet_sparse.core.mode import ALL_REDUCE, AVG, SUM, SYNC, Mode, Scale
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.errors import FleetSparseError, PushRefused
 from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, ReducedProgram
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.requests import DenseUpdate
+from fleet_sparse.worker.rows.cached_table import CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
+from fleet_sparse.worker.rows.row_caches import RowCaches
 from support.in_process import InProcessCluster
 from support.threads import in_threads
 
@@ -101,14 +105,19 @@ class Worker:
         num_workers: int,
         scale: Scale,
         clip: StepClip | None,
+        bound: RowBound | None = None,
     ) -> None:
         self._cluster = cluster
         self.exchange = exchange
-        mode = Mode(SYNC, scale, dense=ALL_REDUCE)
+        mode = Mode(SYNC, scale, dense=ALL_REDUCE, row_bound=bound)
         client = cluster.worker(index, num_workers, mode)
         self._deduplicator = Deduplicator(cluster.placement)
         self.replica = Replica()
-        self.rows = PserverTraining(client, self._deduplicator, mode, num_workers)
+        self.caches: RowCaches | None = None
+        if bound is not None:
+            job, tables = CacheJob(bound, num_workers, 0, admission=ALL), {cluster.table.name: cluster.table}
+            self.caches = RowCaches(client, self._deduplicator, job, tables, max_bytes=1 << 20)
+        self.rows = PserverTraining(client, self._deduplicator, mode, num_workers, caches=self.caches)
         group = ThreadGroup(exchange, index)
         program = ReducedProgram(cluster.dense, (cluster.table,), clip)
         self.training = AllReduceTraining(self.rows, group, index, num_workers, scale, program, self.replica)
@@ -116,6 +125,8 @@ class Worker:
     def step(self, gradient: float, num_examples: float = 1.0, *, of_row: float = -1.0, position: str = "") -> None:
         spec = self._cluster.table
         unique, _ = self._deduplicator.unique([np.array([7], np.int64)], spec.salt)
+        if self.caches is not None:
+            self.training.prefetch([RowBatch.empty(spec, unique)])
         rows = [RowBatch(spec, unique, np.full((1, spec.dim), of_row, np.float32), RATE)]
         merged = np.empty((2, 5), np.float32)
         update = DenseUpdate(self._cluster.dense, np.full(10, gradient, np.float32), [merged], RATE)
@@ -138,10 +149,14 @@ def cluster() -> Iterator[InProcessCluster]:
 
 
 def workers_of(
-    cluster: InProcessCluster, num_workers: int, scale: Scale = AVG, clip: StepClip | None = None
+    cluster: InProcessCluster,
+    num_workers: int,
+    scale: Scale = AVG,
+    clip: StepClip | None = None,
+    bound: RowBound | None = None,
 ) -> list[Worker]:
     exchange = Exchange(num_workers)
-    return [Worker(cluster, exchange, index, num_workers, scale, clip) for index in range(num_workers)]
+    return [Worker(cluster, exchange, index, num_workers, scale, clip, bound) for index in range(num_workers)]
 
 
 @pytest.mark.parametrize(("scale", "merged"), [(AVG, (3 * 8 + 5 * 16) / 24), (SUM, 3 + 5)])
@@ -209,6 +224,24 @@ def test_worker_that_leaves_first_gets_the_values_of_the_last(cluster: InProcess
     assert [worker.replica.values[0] for worker in workers] == [-5.0] * 3
     rows = in_threads(*(worker.row for worker in workers))
     assert rows == [1 + RATE * 5] * 3, "a leaving worker has weight 0 in the average of rows, too"
+
+
+@pytest.mark.guarantee("H7")
+def test_workers_that_leave_send_what_their_caches_hold(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2, SUM, bound=RowBound(lag=1000))
+
+    def train(worker: Worker, num_steps: int) -> tuple[int, int]:
+        assert worker.caches is not None
+        for _ in range(num_steps):
+            worker.step(1.0)
+        num_held = worker.caches.num_held
+        worker.training.drain(leaves=True)
+        return num_held, worker.caches.num_held
+
+    held = in_threads(*(lambda w=worker, n=n: train(w, n) for worker, n in zip(workers, (3, 5), strict=True)))
+    assert held == [(1, 0), (1, 0)]
+    assert in_threads(*(worker.row for worker in workers)) == [1 + RATE * 8] * 2
+    assert [worker.replica.values[0] for worker in workers] == [-8.0] * 2
 
 
 def test_steps_of_others_keep_the_position_of_a_worker(cluster: InProcessCluster) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import NUM_LAG_CLASSES, RowCaches, capacities_of, is_cached
 from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
+from support.successive import SuccessiveLookups
 from support.threads import in_threads
 
 NUM_IDS = 20
@@ -342,6 +344,39 @@ def test_rounded_rows_of_one_worker_are_as_without_a_cache(rule: str, dtype: Any
     options: dict[str, Any] = {"max_held": 0, "is_embedded": is_embedded, "settings": replace(QUICK, rows_dtype=dtype)}
     with_cache, without = (rows_of_one_worker(rule, kind, each, **options) for each in (True, False))
     for ours, theirs in zip(with_cache, without, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.guarantee("R9")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_looked_ahead_are_as_without_a_cache(dtype: Any, kind: str) -> None:
+    spec = TableSpec(name="ahead", dim=5, rule="adagrad", initializer=uniform(-0.5, 0.5), seed=3)
+    seen: dict[bool, list[NDArray[np.float32]]] = {}
+    for has_cache in (True, False):
+        rng, options = np.random.default_rng(0), {"settings": replace(QUICK, rows_dtype=dtype), "max_held": 0}
+        of_steps = [rng.choice(NUM_IDS, 6, replace=False).tolist() for _ in range(41)]
+        seen[has_cache], early = [], None
+        with cluster_of(2) as cluster:
+            for number in range(2):
+                cluster.run(number, partial(cluster.shards[number].add_table, spec))
+            mode = mode_of(kind, LOOSE if has_cache else None)
+            worker = Worker(cluster, 0, 1, [spec], mode, max_rows=8, **options)
+            lookups = SuccessiveLookups(worker.deduplicator, [spec])
+            for ids, next_ids in pairwise(of_steps):
+                coming = lookups.announce({spec.name: next_ids}, {spec.name: ids}) if has_cache else None
+                batch, inverse = lookups.of({spec.name: ids}, early)[spec.name]
+                worker.training.prefetch([batch], early, coming)
+                early = coming
+                seen[has_cache].append(batch.values[inverse])
+                grads = np.empty_like(batch.values)
+                grads[inverse] = rng.normal(0, 1, batch.values.shape)
+                worker.update(batch, grads, 0.05)
+            worker.training.drain(leaves=True)
+            seen[has_cache].append(worker.evaluate(spec))
+            if worker.caches is not None:
+                assert worker.caches.stats()[spec.name].counters.hit > 0
+    for ours, theirs in zip(seen[True], seen[False], strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
