@@ -207,9 +207,9 @@ class CachedTable:
         self._nothing = Arrived(no_rows, no_states, _NO_COUNTS)
         self.no_answer = Answer(np.empty(0, np.uint8), no_rows, _NO_COUNTS, no_states)
         self._bound_terms, self._num_found = job.bound.terms, np.zeros(3, np.int64)
-        self._num_bound = job.num_workers if self._may_hold else 1
+        self._num_sharing = job.num_workers if self._may_hold else 1  # that divide the bound among them
         self._most_held = -1 if not self._may_hold else _ANY_AMOUNT if job.max_held is None else job.max_held
-        # Where steps are not counted, no plan is of the step of another one.
+        # Where steps are not counted, each plan has a step of its own, and no lease lasts longer than that.
         self._has_leases = not self._is_single_worker and job.steps_off_lease is not None
         self._counters = dict.fromkeys(Counters._fields, 0)
 
@@ -509,7 +509,7 @@ class CachedTable:
         as_gradients, due, alone = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         find_due(
             *(slots, self._rows, self._bases, self._dim, self._counts),
-            *(self._num_bound, terms.lag, terms.share, terms.units_per_distance, self._most_held),
+            *(self._num_sharing, terms.lag, terms.share, terms.units_per_distance, self._most_held),
             *(as_gradients, due, alone, self._num_found),
         )
         num_gradients, num_due, num_alone = self._num_found.tolist()
