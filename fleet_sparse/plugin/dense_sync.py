@@ -56,7 +56,7 @@ class DenseSync:
         self._found: list[DenseSpec] = []  # arrays on the pservers that no program of this process declares
         self._restored: set[str] = set()  # parameters that took their values from those
         self._read_at = -math.inf  # monotonic time of the last refresh; -inf: values may be stale
-        self._num_failed_pushes = 0  # at the last refresh
+        self._num_mishaps = (0, 0)  # pushes that failed, and shards that were started again, at the last refresh
         self._missed_step = False  # a step ended without new values in the scope
 
     def invalidate(self) -> None:
@@ -263,16 +263,16 @@ class DenseSync:
 
         With several workers: before an evaluation, always after an own step, a barrier or a save, and otherwise if the
         last reading is older than `max_age_s`; and before a step after a missed one. With one worker: after a push that
-        failed.
+        failed, or after a pserver was started again, which may have lost pushes.
 
         Args:
             connection: The connection.
             scope: Scope of the run that follows; None for the scope of each array.
             trains: True if that run is a step, which returns new values by itself.
         """
-        now, num_failed = time.monotonic(), connection.client.num_failed_pushes
+        now, num_mishaps = time.monotonic(), (connection.client.num_failed_pushes, connection.client.num_rejoins)
         if connection.role.num_workers == 1:
-            if num_failed == self._num_failed_pushes:
+            if num_mishaps == self._num_mishaps:
                 return
         elif not self._missed_step and (trains or now - self._read_at < self._max_age_s):
             return
@@ -284,7 +284,7 @@ class DenseSync:
                 values = np.empty(dense.spec.num_values, np.float32)
                 connection.training.pull_dense(dense.spec, values)
                 dense.write(target, values)
-        self._read_at, self._num_failed_pushes, self._missed_step = now, num_failed, False
+        self._read_at, self._num_mishaps, self._missed_step = now, num_mishaps, False
 
     def reload(self, connection: JobConnection, scope: object, *, has_local: bool = True) -> None:
         """Reads all values after the pservers loaded a snapshot: into the scope of each array, and into `scope`.

@@ -252,6 +252,20 @@ def test_a_rule_that_paddle_does_not_have_stays_on_the_pservers(start):
     assert num_updates == 1
 
 
+@pytest.mark.guarantee("A8")
+@pytest.mark.parametrize("num_rejoins", [0, 1])
+def test_values_are_read_again_after_a_pserver_was_started_again(start, monkeypatch, num_rejoins):
+    job = start(fleet_sparse.PserverOptimizer("ftrl", 0.1))
+    job.step()
+    connection, (dense,), scope = active().connection("test"), active().catalog.dense, paddle.static.global_scope()
+    trained = dense.read(scope)
+    states = [np.zeros_like(trained)] * dense.spec.update_rule.num_states
+    connection.client.replace_dense(dense.spec, trained - 1, states, 0)  # as in the snapshot of a restarted pserver
+    monkeypatch.setattr(type(connection.client), "num_rejoins", num_rejoins)
+    active().before_run(scope, trains=True)
+    assert dense.read(scope).tolist() == (trained - num_rejoins).tolist()
+
+
 @pytest.mark.usefixtures("plugin")
 def test_geo_training_keeps_its_own_dense_values():
     fleet.init()
