@@ -52,7 +52,6 @@ class EarlyRows:
         self._behind: RowSource | None = None
         self._client: TableClient | None = None
         self._num_rejoins = 0
-        self._merges = False
         self._early: TableCall | None = None
         self._pushed: TableCall | None = None
 
@@ -78,7 +77,7 @@ class EarlyRows:
             merges: True if the shards merge the present step with other workers' contributions.
         """
         self._deduplicator, self._behind = deduplicator, behind
-        self._client, self._num_rejoins, self._merges = client, client.num_rejoins, merges
+        self._client, self._num_rejoins = client, client.num_rejoins
         float_bytes = client.rows_dtype.in_frames.itemsize
         num_bytes = 0
         for rows in self.batches.values():
@@ -123,8 +122,9 @@ class EarlyRows:
                 if block.table_id in tables and block.ids is not None and block.rows is not None:
                     self._change(tables[block.table_id], block.ids, from_frame(block.rows, block.dtype))
         others = [batch for batch in batches if self.batches.get(batch.spec.name) is not batch]
-        if self._merges and self._client is not None and self._client.num_rejoins != self._num_rejoins:
-            others = list(batches)  # the restarted shard does not know which early rows it should send again
+        if self._client is not None and self._client.num_rejoins != self._num_rejoins:
+            # Rows of the former process: the new one may lack pushes, and does not know what it should send again.
+            others = list(batches)
         if others:
             self._behind.pull(others, step=step)
 

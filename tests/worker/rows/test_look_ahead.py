@@ -459,3 +459,20 @@ def test_rows_whose_early_pull_failed_are_pulled_at_their_step(monkeypatch: pyte
 
 def refuse(*_: object, **__: object) -> None:
     raise PushRefused("of an earlier step")
+
+
+@pytest.mark.guarantee("A8")
+@pytest.mark.parametrize("mode", ALONE)
+def test_rows_of_a_pserver_that_was_started_again_are_pulled_plainly(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster_of(2) as cluster:
+        worker = Worker(cluster, mode=mode)
+        coming = worker.expect(one(2, 3), before=one(1, 2))
+        worker.step(one(1, 2), coming=coming)
+        worker.client.flush()
+        monkeypatch.setattr(type(worker.client), "num_rejoins", 1)
+        num_before = worker.client.num_pulled_rows
+        rows = worker.prefetch(one(2, 3), coming)
+        assert worker.client.num_pulled_rows == num_before + 2
+        assert rows[ONE.name].tobytes() == worker.pull(one(2, 3))[ONE.name].tobytes()
