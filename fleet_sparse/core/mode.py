@@ -73,6 +73,15 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """True if shards know the step of each worker and let pulls wait for slower workers."""
         return self.kind == SYNC or self.max_step_lag is not None
 
+    @property
+    def can_replace_workers(self) -> bool:
+        """True if a job goes on when another process takes the place of a worker that died.
+
+        A sync step lacks the share of the dead. Where steps are counted and workers cache rows, steps send what caches
+        hold, so that another process would not make the same steps again.
+        """
+        return self.kind != SYNC and (self.max_step_lag is None or self.row_bound is None)
+
     def __str__(self) -> str:
         """The mode as messages name it: `sync (avg)`, `async (max_step_lag 4)`."""
         details = []

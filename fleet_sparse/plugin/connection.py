@@ -19,7 +19,7 @@ from fleet_sparse.worker.control.control import ControlClient, Passed
 from fleet_sparse.worker.control.failover import Failover
 from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.progress_reporter import ProgressReporter
-from fleet_sparse.worker.control.resumed import Resumed, parse_resumed, resumed_in_place
+from fleet_sparse.worker.control.resumed import Resumed, begun_behind, parse_resumed, resumed_in_place
 from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, DenseReplica
 from fleet_sparse.worker.modes.geo import GeoTraining
 from fleet_sparse.worker.modes.step import Progress, Training
@@ -36,6 +36,7 @@ from .all_reduce import PaddleGroup
 from .catalog import Catalog
 from .size_hint import SizeHintMonitor
 from .size_limit import SizeLimit
+from .supervised_script import call_at_exception, is_supervised
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class JobConnection:
         with ExitStack() as undo:
             if role.pserver_endpoints:
                 self.control, embedded = control or open_control(role, settings), None
+                call_at_exception(self.control.stay_away)
             else:
                 from fleet_sparse.embedded import start_embedded
 
@@ -141,7 +143,7 @@ class JobConnection:
             undo.callback(self.training.close)
             self.resumed = self._parse_resumed()
             if registrations[0].progress is not None:
-                self.resumed = resumed_in_place(*registrations[0].progress, role.num_workers)
+                self.resumed = resumed_in_place(registrations[0].progress, role.num_workers)
                 logger.info("worker %d takes its place again, after %d steps", role.worker_index, self.resumed.step)
             self._has_resumed = _RESUME in registrations[0].open_barriers
             undo.pop_all()
@@ -165,11 +167,12 @@ class JobConnection:
         if self._mode is not None and self._mode.is_step_synchronized:
             # A step waits for a worker that is slow, and would wait for one that never registers.
             self.control.barrier("init_worker", once=True)
-        elif self.role.pserver_endpoints:
+        if self.role.pserver_endpoints and (self._mode is None or self._mode.can_replace_workers):
             self._reporters.append(
                 ProgressReporter(
                     self.control,
                     lambda: self._since_beginning(self.training.progress()),
+                    self._reach_step,
                     self.role.num_workers,
                     uploaded,
                 )
@@ -192,14 +195,17 @@ class JobConnection:
     ) -> int:
         """Waits for all workers at the barrier `name`; meanwhile the others' steps run without this worker.
 
-        With `once`, a worker that is started again does not wait at a barrier that the job has passed. With `alone`,
-        workers that wait at another barrier are not waited for. `before_barrier` is called when this worker has left
-        the steps; no worker passes the barrier before it returns.
+        With `once`, a worker that is started again does not wait at a barrier that the job has passed, nor leaves the
+        steps, for which the others wait. With `alone`, workers that wait at another barrier are not waited for.
+        `before_barrier` is called when this worker has left the steps; no worker passes the barrier before it returns.
 
         Returns:
             Number of snapshots that were loaded into the running job since this worker registered first.
         """
-        self.leave_steps()
+        if once and name in self.registrations[0].open_barriers:
+            self.training.drain()
+        else:
+            self.leave_steps()
         if before_barrier is not None:
             before_barrier()
         passed = self.pass_barrier(name, once=once, alone=alone)
@@ -221,6 +227,11 @@ class JobConnection:
         # than this one, or at this one if Ctrl-C ended this worker's last wait at it.
         self.training.drain(leaves=not self._others_wait and not self._has_left)
         self._has_left = True
+        if self._has_lag:
+            # The next step does not have the number after the last one: what was reported before does not lead to it.
+            for reporter in self._reporters:
+                if isinstance(reporter, ProgressReporter):
+                    reporter.report()
 
     def check_step(self) -> None:
         """Refuses a step for which no other worker would push, because all wait at a barrier.
@@ -278,6 +289,15 @@ class JobConnection:
             raise
         self.control.barrier(_RESUME, once=True)
 
+    @property
+    def _has_lag(self) -> bool:
+        return self._mode is not None and self._mode.max_step_lag is not None
+
+    def _reach_step(self) -> None:
+        """With a bounded step lag, returns when all pushes so far are applied: a report never runs ahead of a shard."""
+        if self._has_lag:
+            self.client.reach(self._settings.failover_s)
+
     def _since_beginning(self, progress: Progress) -> Progress:
         return self.resumed.plus(progress)
 
@@ -333,7 +353,10 @@ class JobConnection:
     def _register(self) -> list[Registration]:
         """Registers; a table whose registration fails stays to be registered."""
         specs = self._catalog.unregistered()
-        registrations = self.control.register(specs, self.role.worker_index, self.role.num_workers, self._catalog.mode)
+        role, mode = self.role, self._catalog.mode
+        registrations = self.control.register(
+            specs, role.worker_index, role.num_workers, mode, is_supervised=is_supervised()
+        )
         self._catalog.mark_registered(specs)
         return registrations
 
@@ -357,7 +380,12 @@ class JobConnection:
                 local_dense=local_dense,
             )
         self._caches = self._row_caches(mode)
-        training = PserverTraining(self.client, self.deduplicator, mode, self.role.num_workers, caches=self._caches)
+        step = begun_behind(self.registrations) if mode.is_step_synchronized and mode.can_replace_workers else 0
+        if step:
+            self.control.skip_to(step)
+        training = PserverTraining(
+            self.client, self.deduplicator, mode, self.role.num_workers, caches=self._caches, begun_behind=step
+        )
         training.note_states(self.states())
         return training
 

@@ -126,8 +126,7 @@ def resume(dirname: str | os.PathLike[str]) -> int:
     """Continues the job from the newest snapshot under `dirname`; without one, saves the beginning as the first.
 
     Call it on all workers, before the first step. Tables, dense parameters, positions of `resumable` loaders and
-    `resume_step()` are those of the snapshot. A worker that takes its place in a running async or geo job loads
-    nothing.
+    `resume_step()` are those of the snapshot. A worker that takes its place in a running job loads nothing.
 
     ```python
     fleet.init_worker()

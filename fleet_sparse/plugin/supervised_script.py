@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +20,8 @@ _ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None
 
 _lifelines: list[Lifeline] = []
 """That of this script, if it has a supervisor."""
+_last_calls: list[Callable[[], None]] = []
+"""What this script does when an uncaught exception ends it, so that its supervisor does not start it again."""
 
 
 def supervise_script() -> None:
@@ -38,6 +41,16 @@ def supervise_script() -> None:
     sys.stderr.flush()
     os.environ["PYTHONPATH"] = with_this_package(os.environ.get("PYTHONPATH", ""))
     os.execv(sys.executable, [sys.executable, "-m", "fleet_sparse.supervise", *sys.orig_argv])
+
+
+def is_supervised() -> bool:
+    """Returns whether this script is started again if a signal ends it."""
+    return bool(_lifelines)
+
+
+def call_at_exception(call: Callable[[], None]) -> None:
+    """Calls `call`, and none given before, if an uncaught exception ends this script, which has a supervisor."""
+    _last_calls[:] = [call]
 
 
 def restart_after_loss() -> None:
@@ -66,6 +79,9 @@ def _reporting_loss(lifeline: Lifeline, hook: _ExceptHook) -> _ExceptHook:
         if is_loss(error):
             lifeline.report_loss()
         hook(kind, error, trace)
+        for call in _last_calls:
+            with suppress(Exception):  # the script ends all the same
+                call()
 
     return report
 

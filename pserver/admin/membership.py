@@ -37,6 +37,8 @@ class Registrant(NamedTuple):
     job_id: int = 0
     """0 if the process does not know it yet."""
     launch: Launch = Launch()
+    is_supervised: bool = False
+    """True if it is started again if it dies."""
 
     @property
     def where(self) -> str:
@@ -60,6 +62,8 @@ class WorkerProgress(NamedTuple):
     step: int
     position: str
     """That of its loader, JSON; empty if it is not known."""
+    pushed_step: int = 0
+    """Number on the wire of the newest of these steps; 0 where steps have none."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class _Worker:
     mode: Mode | None
     away_since: float | None
     """None while its connection is open; before the first connection, the time of the registration."""
+    is_supervised: bool = False
     has_attended: bool = False
     why_lost: str = ""
     is_refused: bool = False
@@ -80,17 +85,27 @@ class Membership:
     """The workers of a job. `now` is any monotonic time in seconds.
 
     A worker is *present* from its registration on, as long as its connection is open. It is *lost* if its connection
-    broke and did not come back: in a mode with steps after `RECONNECT_S`, else after `lost_after_s`, because it may be
-    started again there. A worker of a log is *expected* until it registers again, or is lost after `lost_after_s`.
+    broke and did not come back: in a mode with steps after `RECONNECT_S`, or if it is supervised and may return, after
+    `returns_after_s`; else after `lost_after_s`, because it may be started again there. A worker of a log is *expected*
+    until it registers again, or is lost after `lost_after_s`.
 
     Args:
         lost_after_s: Seconds after which a worker is lost whose connection ended, or never began.
+        returns_after_s: Seconds that a supervised worker has to return where steps wait for it; `RECONNECT_S` at least.
         unseen_after_s: Seconds that a barrier waits, from its first arrival on, for a worker that never registered.
         launch: Launch of this pserver.
     """
 
-    def __init__(self, *, lost_after_s: float, unseen_after_s: float, launch: Launch | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        lost_after_s: float,
+        unseen_after_s: float,
+        returns_after_s: float = RECONNECT_S,
+        launch: Launch | None = None,
+    ) -> None:
         self._lost_after_s = lost_after_s
+        self._returns_after_s = max(returns_after_s, RECONNECT_S)
         self._own_launch = launch or Launch()
         self._job_id = 0
         self._num_workers = 0
@@ -117,7 +132,7 @@ class Membership:
             self._index_of[worker.client_id] = index
             self._expected.add(index)
         for index, progress in state.progress.items():
-            self._workers[index].progress = WorkerProgress(progress.step, progress.position)
+            self._workers[index].progress = WorkerProgress(progress.step, progress.position, progress.pushed_step)
         self._ended, self._ended_by = set(state.ended), state.ended_by
         self._barriers.begin_job(self._num_workers)
         self._barriers.keep_open(each.name for each in state.openings if each.once)
@@ -286,7 +301,7 @@ class Membership:
             self._index_of[client_id] = index
             self._finished.pop(index, None)
             self._ended.discard(client_id)
-        worker.is_refused = False
+        worker.is_refused, worker.is_supervised = False, registrant.is_supervised
         self._expected.discard(index)
         self._forget_loss(index)
         self._set_mode(worker, registrant.mode or worker.mode)
@@ -310,15 +325,17 @@ class Membership:
         return may_belong and len(self._expected) > (index in self._expected)
 
     def _ends_job(self, registrant: Registrant) -> bool:
-        """Returns whether a process takes the place of a worker whose job counts steps and is past its start."""
+        """Returns whether a process takes the place of a worker whose job counts steps, has begun and cannot go on.
+
+        Also a job that could go on has ended if the worker is lost, or if shard 0, which names the jobs, says so.
+        """
         worker = self._workers.get(registrant.worker_index)
-        return (
-            worker is not None
-            and worker.client_id != registrant.client_id
-            and worker.mode is not None
-            and worker.mode.is_step_synchronized
-            and bool(self._barriers.open_names)
-        )
+        if worker is None or worker.client_id == registrant.client_id:
+            return False
+        counts_steps = worker.mode is not None and worker.mode.is_step_synchronized
+        if not counts_steps or not self._barriers.open_names:
+            return False
+        return not _may_return(worker) or bool(worker.why_lost) or registrant.job_id not in (0, self._job_id)
 
     def _begin_job(self, registrant: Registrant) -> None:
         self._ended_by = registrant.worker_index
@@ -391,6 +408,8 @@ class Membership:
 
     def _grace_s(self, worker: _Worker) -> float:
         if worker.has_attended and worker.mode is not None and worker.mode.is_step_synchronized:
+            if worker.is_supervised and _may_return(worker):
+                return self._returns_after_s
             return min(RECONNECT_S, self._lost_after_s)
         return self._lost_after_s
 
@@ -548,3 +567,8 @@ class Membership:
     def withdraw(self, name: str, sequence: int, worker_index: int) -> None:
         """A worker does not wait at a barrier any more. One that has passed stays so."""
         self._barriers.withdraw(name, sequence, worker_index)
+
+
+def _may_return(worker: _Worker) -> bool:
+    """Returns whether the job goes on if another process takes the place of a worker."""
+    return worker.mode is None or worker.mode.can_replace_workers

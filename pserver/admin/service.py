@@ -129,6 +129,7 @@ class ControlService:
         self._membership = Membership(
             lost_after_s=settings.worker_lost_s,
             unseen_after_s=settings.connect_s,
+            returns_after_s=settings.failover_s,
             launch=Launch.of_process(settings.job_id),
         )
         lineages = Lineages({} if shard.log is None else shard.log.control.lineages, self._note)
@@ -311,6 +312,7 @@ class ControlService:
             _parse_mode(who, request.mode),
             request.job_id,
             _launch_of(request),
+            request.is_supervised,
         )
         resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
         if resumption is not None:
@@ -333,7 +335,7 @@ class ControlService:
             self._membership.keep_open(resumption.open_barriers)
         self._registered.send()
         try:
-            states = await self._join_durably(joins, specs, resumption)
+            states, pushed_step = await self._join_durably(joins, specs, resumption)
         except (LogFailed, OSError):  # this worker registers again with the next process
             raise
         except Exception as error:
@@ -343,6 +345,7 @@ class ControlService:
         _log.info("%s of %d registered %s", who, request.num_workers, declared)
         resumed = "" if self._resumed is None else self._resumed.json_for(request.worker_index)
         reply = self._reply(states, resumed, request.client_id)
+        reply.pushed_step = pushed_step
         progress = self._membership.progress_of(request.worker_index)
         if progress is not None:
             reply.progress.CopyFrom(messages.WorkerPosition(worker_index=request.worker_index, **progress._asdict()))
@@ -373,14 +376,14 @@ class ControlService:
         joining: _Joining,
         specs: Sequence[TableSpec | DenseSpec] = (),
         resumption: messages.Resumption | None = None,
-    ) -> list[TableState]:
+    ) -> tuple[list[TableState], int]:
         """As `_join`; returns once the log has it durably, also if the caller does not wait so long.
 
         Raises:
             LogFull: The log has had no room for `FLEET_SPARSE_FAILOVER_S`.
         """
 
-        async def join() -> list[TableState]:
+        async def join() -> tuple[list[TableState], int]:
             async with self._joining:  # in the order of registrations
                 states = await self._append(partial(self._join, joining, specs, resumption))
             await self._sync_log()
@@ -450,7 +453,7 @@ class ControlService:
 
     async def _report_progress(self, request: messages.ReportProgressRequest) -> messages.ReportProgressReply:
         position = request.position
-        progress = WorkerProgress(position.step, position.position)
+        progress = WorkerProgress(position.step, position.position, position.pushed_step)
         if self._membership.report_progress(position.worker_index, request.client_id, progress):
             log = self._shard.log
             if log is not None and not log.is_full:  # the rest of a full disk is for registrations and barriers
@@ -645,10 +648,13 @@ class ControlService:
         joining: _Joining,
         specs: Sequence[TableSpec | DenseSpec] = (),
         resumption: messages.Resumption | None = None,
-    ) -> list[TableState]:
+    ) -> tuple[list[TableState], int]:
         """Declares a worker's tables, and makes it a worker; without a mode if its tables are refused.
 
         After LogFull it may be called again, and does what it has not done.
+
+        Returns:
+            The states of all tables, and the newest step that the worker has pushed.
         """
         registrant, mode = joining.registrant, joining.registrant.mode
         refusal: Exception | None = None
@@ -682,7 +688,7 @@ class ControlService:
                 self._shard.resume_worker(registrant.worker_index, registrant.client_id, push_seq, resumption.step)
             except Refusal as error:
                 raise LogFull(str(error)) from error
-        return self._shard.states()
+        return self._shard.states(), self._shard.pushed_step(registrant.worker_index)
 
     def _check_known(self, who: str, client_id: bytes) -> None:
         """Checks that pushes of a client that registered here before are not forgotten: they might be applied twice."""

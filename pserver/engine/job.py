@@ -106,6 +106,8 @@ class Job:
         former = self._clients.pop(worker, None)
         if former is not None:
             del self._workers[former]
+            if former != client_id and self._left.pop(former, None) is not None:
+                self.clock.rejoin(worker)
         index = self._workers.pop(client_id, None)
         if index is not None:
             del self._clients[index]
@@ -113,7 +115,9 @@ class Job:
         self._clients[worker] = client_id
 
     def displaces(self, worker: int, client_id: bytes) -> bool:
-        """Returns whether a client would take the place of one that took part in steps, at an unknown position."""
+        """Returns whether a client would take the place of one that took part in steps which then cannot go on."""
+        if self.mode.can_replace_workers:
+            return False
         has_begun = bool(self.clock.complete or self._staged or self._left or self.prepared.step)
         return has_begun and client_id not in self._workers and worker in self._clients
 
@@ -164,6 +168,10 @@ class Job:
                 "staged. Set FLEET_SPARSE_MAX_STAGED_BYTES higher, or use more pservers"
             )
         return None
+
+    def is_applied(self, header: Header, worker: int) -> bool:
+        """Returns whether a new push is of a step that is applied: of the process whose place its client has taken."""
+        return self.mode.can_replace_workers and 0 < header.step < self.clock.next_step(worker)
 
     def _is_ahead(self, header: Header) -> bool:
         """Returns whether a push prepares the step after the prepared one, which its worker has committed.

@@ -253,6 +253,10 @@ class Shard:
             self.job.clock.skip_to(worker, step)
             self._answer_ready(self.job)
 
+    def pushed_step(self, worker: int) -> int:
+        """Returns the newest step that a worker has pushed; 0 before the first, and if steps are not counted."""
+        return 0 if self.job is None else self.job.clock.next_step(worker) - 1
+
     def _takes_steps(self, client_id: bytes) -> bool:
         return self.job is not None and client_id in self.job.members()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 class StepClock:
     """The newest step that each worker pushed, and which workers left the step group.
 
-    A step is complete when every worker in the group has pushed it. `complete` never decreases.
+    A step is complete when every worker in the group has pushed it. `complete` decreases by `rejoin` only.
 
     Args:
         num_workers: Number of workers of the job; their indexes count from 0.
@@ -53,6 +53,10 @@ class StepClock:
     def leave(self, worker: int) -> None:
         """Takes a worker out of the step group."""
         self._left[worker] = True
+
+    def rejoin(self, worker: int) -> None:
+        """Puts a worker into the step group again. What is complete may then be less than before."""
+        self._left[worker] = False
 
     def rejoin_all(self) -> bool:
         """If all workers left, all rejoin and continue from the newest step. Returns whether they did."""

@@ -17,7 +17,7 @@ from ..tables.row_asks import CacheTerms
 from .dedup import DedupLedger
 from .job import Contribution, Job, PreparedStep, watermark_of
 from .plain_frames import PlainPush
-from .progress import Progress
+from .progress import NO_PROGRESS, Progress
 from .table_map import TableMap
 from .validate import find_factors, find_mutations
 
@@ -64,6 +64,8 @@ class Steps:
         if header.op is Op.LEAVE:
             ledger.stage(header.client_id, header.push_seq)
             job.leave(header, worker)
+        elif job.is_applied(header, worker):
+            self._commit([watermark_of(header)], [], NO_PROGRESS)
         elif header.op is Op.COMMIT:
             self._accept_factors(job, worker, header, blocks)
         else:

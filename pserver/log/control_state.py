@@ -65,18 +65,20 @@ class BarrierOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, passed=passed, contributions=self.contributions if passed else ())
 
 
-class ReportedProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReportedProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How far a worker is.
 
     Attributes:
         worker: Index of the worker.
         step: Number of steps that it has trained.
         position: That of its loader, JSON; empty if it is not known.
+        pushed_step: Number on the wire of the newest of these steps; 0 where steps have none.
     """
 
     worker: int
     step: int
     position: str
+    pushed_step: int = 0
 
 
 ControlChange = RegisteredWorker | BarrierOpening | ReportedProgress | LineageChange

@@ -73,6 +73,22 @@ def test_steps_are_synchronized_where_pulls_may_wait(mode, counts):
     assert mode.is_step_synchronized is counts
 
 
+@pytest.mark.parametrize(
+    ("mode", "can"),
+    [
+        (Mode(SYNC), False),
+        (Mode(ASYNC), True),
+        (Mode(GEO, k_steps=8), True),
+        (Mode(ASYNC, max_step_lag=5), True),
+        (Mode(ASYNC, row_bound=RowBound(lag=10)), True),
+        (Mode(ASYNC, max_step_lag=5, row_bound=RowBound(lag=10)), False),
+    ],
+    ids=str,
+)
+def test_jobs_whose_steps_can_be_made_again_outlive_a_worker(mode, can):
+    assert mode.can_replace_workers is can
+
+
 @pytest.mark.parametrize("text", ["", "{", "sync", "[]", "7", "null", '{"kind": "sync", "speed": 1}', "[" * 100_000])
 def test_text_that_is_not_a_mode_is_refused(text):
     with pytest.raises(ValueError, match="mode: "):

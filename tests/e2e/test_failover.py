@@ -327,6 +327,53 @@ def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: s
         assert job.launcher.returncode == 0
 
 
+@pytest.mark.guarantee("A9")
+@pytest.mark.parametrize(
+    ("durability", "kills"),
+    [
+        ("snapshot", [1]),
+        pytest.param("snapshot", [0, 1, 0, 1], marks=pytest.mark.slow),
+        pytest.param("log", [1, 0], marks=pytest.mark.slow),
+    ],
+)
+def test_killed_worker_of_a_job_with_bounded_lag_makes_each_step_once(
+    tmp_path: Path, durability: str, kills: Sequence[int]
+) -> None:
+    with running_job(tmp_path, MODE="lag", FLEET_SPARSE_RESTARTS="9", FLEET_SPARSE_DURABILITY=durability) as job:
+        for worker in kills:
+            job.wait_for_steps(100)
+            num_lives = len(job.worker_pids(worker))
+            os.kill(job.worker_pids(worker)[-1], signal.SIGKILL)
+            job.wait_for(lambda w=worker, n=num_lives: len(job.worker_pids(w)) == n + 1)
+        job.wait_for_steps(100)
+        job.finish()
+        check_counts(job, 1)
+        assert job.launcher.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("A9")
+@pytest.mark.parametrize("num_pservers", [1, 2])
+def test_worker_with_bounded_lag_dies_with_logged_pservers(tmp_path: Path, num_pservers: int) -> None:
+    with running_job(tmp_path, MODE="lag", FLEET_SPARSE_RESTARTS="9", FLEET_SPARSE_DURABILITY="log") as job:
+        job.wait_for_steps(600)
+        for shard in range(num_pservers):
+            os.kill(job.pserver_pid(shard), signal.SIGKILL)
+        os.kill(job.worker_pids(1)[0], signal.SIGKILL)
+        job.wait_for(lambda: len(job.worker_pids(1)) == 2)
+        job.wait_for_steps(100)
+        job.finish()
+        check_counts(job, 1)
+        assert job.launcher.returncode == 0
+
+
+@pytest.mark.slow
+def test_script_with_bounded_lag_that_fails_is_not_waited_for(tmp_path: Path) -> None:
+    with running_job(tmp_path, MODE="lag", FLEET_SPARSE_RESTARTS="9", FAILS="100") as job:
+        job.launcher.wait(60)
+        assert "WorkerLost: step" in job.log("workerlog.0")
+
+
 Kill = Sequence[tuple[str, int]]
 """Role and index of processes that are killed together."""
 

@@ -29,6 +29,9 @@ MAX_GATHERED_BYTES = MAX_MESSAGE_BYTES // 2
 """Largest sum of what all workers give to one `ControlClient.gather`."""
 
 
+_LAST_CALL_S = 2.0
+
+
 class Passed(NamedTuple):
     """Answer to a worker that has passed a barrier."""
 
@@ -99,6 +102,8 @@ class ControlClient:
         worker_index: int,
         num_workers: int,
         mode: Mode | None = None,
+        *,
+        is_supervised: bool = False,
     ) -> list[Registration]:
         """Registers this process as a worker, with its tables; waits until all pservers are up.
 
@@ -109,6 +114,7 @@ class ControlClient:
             worker_index: Index of this worker, from 0.
             num_workers: Number of workers of the job.
             mode: Mode in which this worker trains; None while it is not known.
+            is_supervised: True if this process is started again if it dies, so that others may wait for it.
 
         Returns:
             One registration per shard, in order.
@@ -122,10 +128,24 @@ class ControlClient:
         self._liveness.start()
         membership = Membership(worker_index, num_workers)
         with self._registering_everywhere():
-            registrations = self._registrar.join(specs, membership, mode)
+            registrations = self._registrar.join(specs, membership, mode, is_supervised=is_supervised)
         with self._lock:
             self._membership = membership
         return registrations
+
+    def skip_to(self, step: int) -> None:
+        """Has restarted pservers that lack steps of this worker count all up to `step`, before its first one.
+
+        Raises:
+            ShardUnavailable, FleetSparseError: As `rejoin`.
+        """
+        for registration in self._registrar.registrations:
+            if registration.is_restart and registration.pushed_step < step:
+                self.rejoin(registration.shard, Resumption(step=step))
+
+    def stay_away(self) -> None:
+        """Tells all pservers, as far as they answer at once, that this process is not started again when it ends."""
+        self._registrar.stay_away(_LAST_CALL_S)  # without a lock: a registration that lasts must not hold up the end
 
     def visit(self, role: ClientRole) -> list[Registration]:
         """Registers this process as a reader or a tool, which do not belong to the job's workers.
@@ -204,7 +224,10 @@ class ControlClient:
             ShardUnavailable: Shard 0 is gone.
         """
         position = messages.WorkerPosition(
-            worker_index=self._membership.worker_index, step=progress.num_steps, position=progress.position or ""
+            worker_index=self._membership.worker_index,
+            step=progress.num_steps,
+            position=progress.position or "",
+            pushed_step=progress.pushed_step,
         )
         request = messages.ReportProgressRequest(position=position, client_id=self.identity.client_id)
         self._rpc.call(0, "ReportProgress", request, self._settings.deadline_s)

@@ -29,6 +29,7 @@ class ProgressReporter:
     Args:
         control: Control client of this worker.
         progress: Returns the progress of this worker in all.
+        reach: Returns when all pushes that were sent so far are applied.
         num_workers: Number of workers of the job.
         uploaded: Uploads the dense parameters that the program of this worker trains itself, if there are any, and
             returns a context in which they stay what the pservers have; it yields for how many seconds steps waited.
@@ -38,17 +39,27 @@ class ProgressReporter:
         self,
         control: ControlClient,
         progress: Callable[[], Progress],
+        reach: Callable[[], None],
         num_workers: int,
         uploaded: Callable[[], AbstractContextManager[float]],
     ) -> None:
         self._control = control
         self._progress = progress
+        self._reach = reach
         self._uploaded = uploaded
         self._period_s = max(_PERIOD_S, num_workers / _REPORTS_PER_S)
+        self._reporting = threading.Lock()  # held during a report, so that they arrive in order; guards the next one
         self._reported = progress()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet_sparse progress", daemon=True)
         self._thread.start()
+
+    def report(self) -> None:
+        """Reports the progress now, without an upload; a failure is logged. All pushes of the caller are applied."""
+        try:
+            self._send(self._progress())
+        except FleetSparseError as error:
+            logger.info("the progress of this worker is not reported: %s", error)
 
     def stop(self) -> None:
         """Ends the thread after its present call, which ends when the control client is closed. Does not wait."""
@@ -58,6 +69,12 @@ class ProgressReporter:
         """Waits until the thread has ended."""
         self._thread.join(_JOIN_S)
 
+    def _send(self, progress: Progress) -> None:
+        with self._reporting:
+            if progress.pushed_step >= self._reported.pushed_step:  # else another thread has reported a newer one
+                self._control.report_progress(progress)
+                self._reported = progress
+
     def _run(self) -> None:
         wait_s = self._period_s
         while not self._stopped.wait(wait_s):
@@ -66,8 +83,9 @@ class ProgressReporter:
             try:
                 with self._uploaded() as upload_s:
                     progress = self._progress()
-                self._control.report_progress(progress)
-                self._reported, wait_s = progress, max(self._period_s, upload_s / _UPLOAD_SHARE)
+                self._reach()
+                self._send(progress)
+                wait_s = max(self._period_s, upload_s / _UPLOAD_SHARE)
             except FleetSparseError as error:  # the next save or barrier finds the same cause
                 logger.info("the progress of this worker is not reported: %s", error)
                 wait_s = max(self._period_s, _RETRY_S)

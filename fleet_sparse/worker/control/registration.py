@@ -15,7 +15,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, ClientRole, TableState
 
-from ..net.shard_link import ClientIdentity, Registration, Resumption, is_older
+from ..net.shard_link import ClientIdentity, Registration, Resumption, WorkerProgress, is_older
 from .rpc import Rpc
 
 
@@ -56,7 +56,12 @@ class Registrar:
         self._joined = messages.RegisterRequest()  # with all tables so far
 
     def join(
-        self, specs: Sequence[TableSpec | DenseSpec], membership: Membership, mode: Mode | None
+        self,
+        specs: Sequence[TableSpec | DenseSpec],
+        membership: Membership,
+        mode: Mode | None,
+        *,
+        is_supervised: bool = False,
     ) -> list[Registration]:
         """Registers a worker. As `ControlClient.register`."""
         request = messages.RegisterRequest(
@@ -65,6 +70,7 @@ class Registrar:
             num_workers=membership.num_workers,
             table_specs=[spec.to_json() for spec in specs],
             mode="" if mode is None else mode.to_json(),
+            is_supervised=is_supervised,
         )
         self.is_sync = mode is not None and mode.kind == SYNC
         registrations = self._register(request)
@@ -97,6 +103,14 @@ class Registrar:
             )
         self.registrations[shard] = registration
         return registration
+
+    def stay_away(self, timeout_s: float) -> None:
+        """Registers a worker a last time, as one that is not started again. Errors are ignored."""
+        if not self._joined.is_supervised:
+            return
+        self._joined.is_supervised = False
+        self._joined.job_id = self._job_id
+        self._rpc.try_all("Register", self._joined, timeout_s, patience_s=0.0)
 
     def visit(self, role: ClientRole) -> list[Registration]:
         """Registers a reader or a tool. As `ControlClient.visit`."""
@@ -184,9 +198,14 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         reply.restored_seq,
         reply.has_log,
         tuple(reply.open_barriers),
-        (reply.progress.step, reply.progress.position) if reply.HasField("progress") else None,
+        _progress_of(reply.progress) if reply.HasField("progress") else None,
         reply.acks_precede_durability,
+        reply.pushed_step,
     )
+
+
+def _progress_of(position: messages.WorkerPosition) -> WorkerProgress:
+    return WorkerProgress(position.step, position.position, position.pushed_step)
 
 
 def table_states(tables: Sequence[messages.TableState]) -> tuple[TableState, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ..modes.step import Progress
+from ..net.shard_link import Registration, WorkerProgress
 
 
 class Position(NamedTuple):
@@ -57,7 +58,7 @@ class Resumed(NamedTuple):
         position = progress.position
         if position is None:
             position = self.position.to_json() if self.position is not None else ""
-        return Progress(self.step + progress.num_steps, position)
+        return progress._replace(num_steps=self.step + progress.num_steps, position=position)
 
 
 def parse_resumed(text: str, num_workers: int, *, in_step: bool) -> Resumed:
@@ -87,16 +88,32 @@ def parse_resumed(text: str, num_workers: int, *, in_step: bool) -> Resumed:
     return Resumed(name, value["min_step"], position, value["num_workers"], tables)
 
 
-def resumed_in_place(step: int, position: str, num_workers: int) -> Resumed:
+def resumed_in_place(progress: WorkerProgress, num_workers: int) -> Resumed:
     """Returns where a worker continues that takes the place of another process in a running job.
 
     Args:
-        step: Number of steps of that process.
-        position: Position of its loader, JSON; empty if it is not known.
+        progress: How far that process was.
         num_workers: Number of workers of the job.
     """
-    parsed = _parse_position(json.loads(position)) if position else None
-    return Resumed(step=step, position=parsed, num_workers=num_workers)
+    position = _parse_position(json.loads(progress.position)) if progress.position else None
+    return Resumed(step=progress.step, position=position, num_workers=num_workers)
+
+
+def begun_behind(registrations: Sequence[Registration]) -> int:
+    """Returns the step after which a worker begins that takes the place of another process in a job that counts steps.
+
+    It makes the steps again that the process made after it had reported its position; shards that have them take them
+    once. A job that has begun again counts from 0, and so do its shards. Where shard 0 has lost the position with its
+    process, no step is made again.
+
+    Args:
+        registrations: Answers of all shards to the registration that tells them the mode.
+    """
+    newest = max(each.pushed_step for each in registrations)
+    first = registrations[0]
+    if first.progress is None:
+        return newest if first.is_restart else 0
+    return min(first.progress.pushed_step, newest)
 
 
 def _listed(tables: Collection[str]) -> str:

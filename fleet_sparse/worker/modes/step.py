@@ -91,6 +91,8 @@ class Progress(NamedTuple):
     """Number of steps: in sync training with several workers the job's, else the worker's own."""
     position: str | None
     """Position of its loader as JSON; empty if the loader has none; None before the first step."""
+    pushed_step: int = 0
+    """With a bounded step lag: number on the wire of the newest of these steps."""
 
 
 class QuiescePoint(NamedTuple):

@@ -40,6 +40,7 @@ class PserverTraining:
         num_workers: Number of workers of the job.
         rows: Source of the rows; the client itself if left out.
         caches: This worker's caches of rows; None for none.
+        begun_behind: The step after which this worker begins; another one than 0 in the place of one that died.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class PserverTraining:
         num_workers: int,
         rows: RowSource | None = None,
         caches: RowCaches | None = None,
+        begun_behind: int = 0,
     ) -> None:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._rows = DirectRows(client) if rows is None else rows
@@ -57,6 +59,7 @@ class PserverTraining:
         self._sender = client if caches is None else caches
         self._deduplicator = deduplicator
         self._counts_steps = mode.is_step_synchronized
+        self._has_lag = mode.max_step_lag is not None
         self._dense_dtype = RowDtype[mode.dense_grads_dtype.upper()]
         self._is_single_worker = num_workers == 1
         self._refuses_dense = mode.dense == ALL_REDUCE and num_workers > 1
@@ -66,7 +69,7 @@ class PserverTraining:
         self._stepping = threading.Lock()  # held from the number of a step to its push: they go out in order
         self._lock = threading.Lock()  # guards all below
         self._is_left = False  # it left the step group, or began to and was interrupted
-        self._step = 0  # newest step that this worker pushed
+        self._step = begun_behind  # newest step that this worker pushed
         self._complete = 0  # newest step that every shard is known to have completed, in sync
         self._early: EarlyRows | None = None  # rows of the step after the present one
         self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
@@ -331,7 +334,8 @@ class PserverTraining:
     def progress(self) -> Progress:
         """As `Training`."""
         with self._lock:
-            return self._passed[-1]
+            newest = self._passed[-1]
+            return newest._replace(pushed_step=self._step) if self._has_lag else newest
 
     @contextmanager
     def quiesce(self, timeout_s: float, *, is_coordinator: bool = False) -> Iterator[QuiescePoint]:

@@ -30,7 +30,16 @@ from .kept_pushes import KeptPushes
 from .link_errors import LinkErrors
 from .request import Request
 
-__all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Resumption", "ShardLink", "TableState"]
+__all__ = [
+    "Actions",
+    "ClientIdentity",
+    "Outcome",
+    "Registration",
+    "Resumption",
+    "ShardLink",
+    "TableState",
+    "WorkerProgress",
+]
 
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PREPARE, Op.COMMIT})
 _LEAVE, _PREPARE = Op.LEAVE, Op.PREPARE  # a lookup of a member takes longer, at every push
@@ -39,6 +48,17 @@ _WAITING_PROBES = 4  # sends of a waiting request before its deadline
 _MAX_BACKOFF = 8  # in units of `retry_s`
 _PROBE_S = 0.1  # time between two questions which pushes are durable
 _GENERATION_SHIFT = 32  # an incarnation is a generation and 32 random bits
+
+
+class WorkerProgress(NamedTuple):
+    """How far a worker was, as it reported last."""
+
+    step: int
+    """Number of steps that it had trained."""
+    position: str
+    """That of its loader, JSON; empty if it is not known."""
+    pushed_step: int = 0
+    """Number on the wire of the newest of these steps; 0 where steps have none."""
 
 
 class Registration(NamedTuple):
@@ -66,10 +86,12 @@ class Registration(NamedTuple):
     """True if every push that it answered survives its process."""
     open_barriers: tuple[str, ...] = ()
     """Of shard 0: the barriers that have opened for the rest of the job."""
-    progress: tuple[int, str] | None = None
-    """Of shard 0: steps and loader's position of the process whose place this worker takes in a running job."""
+    progress: WorkerProgress | None = None
+    """Of shard 0: how far the process was whose place this worker takes in a running job."""
     acks_precede_durability: bool = False
     """True if the machine of the pserver may lose pushes that it acked; `push_floor` of its replies says which not."""
+    pushed_step: int = 0
+    """In a job that counts steps: the newest step of this worker that the shard has."""
 
 
 class Resumption(NamedTuple):

@@ -1,7 +1,8 @@
 """Training in which each worker counts its steps in rows of its own, one a shard at least.
 
 It ends when a file `finish` exists; worker 0 saves after step 20. MODE is async, lag, geo or sync.
-With RESUMES all workers call `resume` first.
+At step FAILS worker 1 raises an error. With RESUMES all workers call `resume` first. With a bounded lag a worker that
+is started again counts on from its step.
 """
 
 import itertools
@@ -38,7 +39,8 @@ ids = np.arange(100 * worker, 100 * worker + 64)
 feed["ids"] = ids
 slowest_s, num_steps = 0.0, 0
 print("pid", os.getpid(), flush=True)
-for step in itertools.count(1):
+begun_behind = fleet_sparse.resume_step() if mode == "lag" else 0
+for step in itertools.count(begun_behind + 1):
     begun_at = time.monotonic()
     exe.run(feed=feed, fetch_list=[loss])
     num_steps, slowest_s = step, max(slowest_s, time.monotonic() - begun_at)
@@ -47,6 +49,8 @@ for step in itertools.count(1):
     if step == 20 and worker == 0:
         fleet.save_persistables(exe, "model")
         print("saved", flush=True)
+    if worker == 1 and step == int(os.environ.get("FAILS", "0")):
+        raise RuntimeError
     if mode == "sync":  # all end at one step, because a step of fewer workers is the mean of fewer gradients
         if worker == 0 and Path("finish").exists() and not Path("last").exists():
             Path("last.part").write_text(str(step + 2))  # no worker is more than one step ahead

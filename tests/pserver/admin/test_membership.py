@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.errors import PlanError, SettingError, WorkerLost
 from fleet_sparse.launch import Launch
 from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
@@ -255,6 +256,30 @@ def test_worker_of_a_job_with_steps_is_lost_within_seconds(mode: Mode) -> None:
     assert job.members.find_lost(5.1 + RECONNECT_S) == [1]
 
 
+@pytest.mark.guarantee("A5")
+def test_supervised_worker_of_a_job_with_bounded_lag_has_time_to_return() -> None:
+    job = Job(2, mode=Mode(ASYNC, max_step_lag=2), returns_after_s=300.0)
+    job.register(1, mode=Mode(ASYNC, max_step_lag=2), is_supervised=True)
+    job.leave(1)
+    assert job.members.find_lost(300.0) == []
+    assert job.members.find_lost(300.1) == [1]
+
+
+def test_worker_that_stays_away_is_lost_within_seconds() -> None:
+    job = Job(2, mode=Mode(ASYNC, max_step_lag=2), returns_after_s=300.0)
+    for is_supervised in (True, False):
+        job.register(1, mode=Mode(ASYNC, max_step_lag=2), is_supervised=is_supervised)
+    job.leave(1)
+    assert job.members.find_lost(RECONNECT_S + 0.1) == [1]
+
+
+def test_supervised_worker_of_a_sync_job_is_lost_within_seconds() -> None:
+    job = Job(2, mode=Mode(SYNC), returns_after_s=300.0)
+    job.register(1, mode=Mode(SYNC), is_supervised=True)
+    job.leave(1)
+    assert job.members.find_lost(RECONNECT_S + 0.1) == [1]
+
+
 def test_worker_that_never_connects_is_lost() -> None:
     members = Membership(lost_after_s=LOST_AFTER_S, unseen_after_s=UNSEEN_AFTER_S)
     members.register(registrant(0, 1, mode=Mode(SYNC)), 0.0)
@@ -497,7 +522,8 @@ def test_first_worker_after_all_others_begins_a_job(end: str) -> None:
     assert not job.register(0, client=8).begins_job
 
 
-STEPS = [Mode(SYNC), Mode(ASYNC, max_step_lag=2)]
+LAG = Mode(ASYNC, max_step_lag=2)
+STEPS = [Mode(SYNC), Mode(ASYNC, max_step_lag=2, row_bound=RowBound(lag=10))]
 
 
 @pytest.mark.parametrize("mode", STEPS, ids=str)
@@ -514,6 +540,34 @@ def test_replaced_worker_of_a_job_with_steps_begins_the_next(mode: Mode) -> None
     assert not job.register(0, client=8, mode=mode).begins_job
     assert not job.arrive("b", 0, client_id=client_of(8))
     assert job.arrive("b", 1, client_id=client_of(9))
+
+
+@pytest.mark.guarantee("A9")
+def test_replaced_worker_of_a_job_with_bounded_lag_keeps_the_job() -> None:
+    job = Job(2, mode=LAG)
+    job.open_once("init_worker")
+    before = job.members.job_id
+    job.members.report_progress(1, client_of(1), WorkerProgress(7, "{}", 9))
+    job.leave(1)
+    joined = job.register(1, client=9, mode=LAG)
+    assert (joined.begins_job, joined.job_id) == (False, before)
+    assert job.members.progress_of(1) == WorkerProgress(7, "{}", 9)
+    assert not job.arrive("b", 0)
+    assert job.arrive("b", 1, client_id=client_of(9))
+
+
+def test_lost_worker_of_a_job_with_bounded_lag_begins_the_next() -> None:
+    job = Job(2, mode=LAG)
+    job.open_once("init_worker")
+    job.lose(1)
+    assert job.register(1, client=9, mode=LAG).begins_job
+
+
+def test_another_job_of_shard_0_begins_the_next_with_bounded_lag() -> None:
+    job = Job(2, mode=LAG)
+    job.open_once("init_worker")
+    job.leave(1)
+    assert job.register(1, client=9, mode=LAG, job_id=job.members.job_id + 1).begins_job
 
 
 def test_worker_replaced_before_the_first_barrier_keeps_the_job() -> None:

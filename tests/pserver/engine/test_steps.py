@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.mode import ASYNC, GEO, Mode
 from fleet_sparse.core.placement import Placement
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
@@ -406,3 +407,73 @@ def test_replies_of_all_workers_of_a_step_share_one_buffer() -> None:
     for worker in workers:
         worker.push(dense_push(np.ones(8, np.float32)))
     assert [rows_of(reply) for reply in replies] == [expected] * 3
+
+
+# A worker that takes the place of one that died, with a bounded step lag
+
+LAG = Mode(ASYNC, max_step_lag=1)
+
+
+def replaced(worker: Worker[Shard], mode: Mode = LAG, *, step: int) -> Worker[Shard]:
+    """A worker in the place of another one, which has made the steps up to this one."""
+    again = Worker(worker.shard, worker.index, client_id=b"in its place....", step=step)
+    join(again, 2, mode)
+    return again
+
+
+@pytest.mark.guarantee("A9")
+def test_a_step_that_is_made_again_is_applied_once() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    for step in range(3):
+        workers[step % 2].push(one(1))
+        workers[1 - step % 2].push(one(1))
+    again = replaced(workers[1], step=1)
+    for _ in range(4):
+        assert op_of(again.push(one(1))) is Op.ACK
+        workers[0].push(one(1))
+    assert (shard.complete_step, workers[0].step) == (5, 7)
+    assert rows_now(shard, SGD, 7) == [[0.5 - 5 - 7] * 2]
+
+
+@pytest.mark.guarantee("A9")
+def test_a_push_that_is_made_again_is_answered_with_the_present_rows() -> None:
+    _, workers = make_job(LAG, 2, SGD)
+    for worker in workers:
+        worker.push(one(1))
+    again = replaced(workers[1], step=0)
+    assert rows_of(again.ask(Op.PUSH_PULL, one(1), asks_for(SGD, 7))) == [[[-1.5] * 2]]
+
+
+@pytest.mark.guarantee("A9")
+def test_the_bound_of_the_lag_holds_for_a_replaced_worker() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    for worker in workers:
+        worker.push(one(1))
+    workers[0].push(one(1))
+    again = replaced(workers[1], step=1)
+    waits = workers[0].frame(Op.PULL, asks_for(SGD, 7), step=4)
+    assert answer(shard, waits).header.op is Op.WAIT
+    assert op_of(again.push(one(1))) is Op.ACK
+    assert [reply.header.op for reply in late_replies(shard)] == [Op.ROWS]
+
+
+@pytest.mark.guarantee("A9")
+def test_a_worker_that_died_at_a_barrier_is_waited_for_again() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    workers[1].push(one(1))
+    workers[1].ask(Op.LEAVE)
+    again = replaced(workers[1], step=1)
+    for _ in range(2):
+        workers[0].push(one(1))
+    assert shard.complete_step == 1
+    assert op_of(again.push(one(1))) is Op.ACK
+    assert shard.complete_step == 2
+
+
+@pytest.mark.parametrize("mode", [SYNC_MODE, Mode(ASYNC, max_step_lag=1, row_bound=RowBound(lag=10))], ids=str)
+def test_no_step_is_made_again_in_other_jobs(mode: Mode) -> None:
+    _, workers = make_job(mode, 2, SGD)
+    for worker in workers:
+        worker.push(one(1))
+    replaced(workers[1], mode, step=1)
+    assert code_of(workers[0].push(one(1))) is ErrorCode.WORKER_LOST

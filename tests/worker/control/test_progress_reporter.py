@@ -41,7 +41,7 @@ def period(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_changed_progress_is_reported_until_it_arrives() -> None:
     control: Any = FakeControl()
     progress = [Progress(0, None)]
-    reporter = ProgressReporter(control, lambda: progress[-1], 1, lambda: nullcontext(0.0))
+    reporter = ProgressReporter(control, lambda: progress[-1], lambda: None, 1, lambda: nullcontext(0.0))
     progress.append(Progress(3, "{}"))
     assert control.reported.wait(WAIT_S)
     reporter.stop()
@@ -59,7 +59,7 @@ def test_reported_progress_is_that_of_the_uploaded_values() -> None:
         yield 0.0
         progress[0] = Progress(8, "{}")
 
-    reporter = ProgressReporter(control, lambda: progress[0], 1, uploaded)
+    reporter = ProgressReporter(control, lambda: progress[0], lambda: None, 1, uploaded)
     progress[0] = Progress(6, "{}")
     assert control.reported.wait(WAIT_S)
     reporter.stop()
@@ -79,7 +79,7 @@ def test_uploads_take_a_thousandth_of_the_time() -> None:
             done.set()
         yield 0.0002
 
-    reporter = ProgressReporter(control, lambda: Progress(time.monotonic_ns(), None), 1, uploaded)
+    reporter = ProgressReporter(control, lambda: Progress(time.monotonic_ns(), None), lambda: None, 1, uploaded)
     assert done.wait(WAIT_S)
     reporter.stop()
     reporter.join()

@@ -186,6 +186,30 @@ def test_worker_registers_with_restarted_pservers_at_once(control: ControlClient
     assert [each.shard for each in again] == [0, 1]
 
 
+@pytest.mark.guarantee("A9")
+def test_restarted_pserver_that_lacks_steps_is_told_them(control: ControlClient, pservers: FakePservers) -> None:
+    supervised(pservers)
+    control.register([SPEC], 1, 2, ASYNC)
+    control.skip_to(7)
+    assert len(pservers.asked_for("Register")) == 2
+    supervised(pservers, incarnation=300)
+    with ControlClient(pservers, QUICK) as again:
+        again.register([SPEC], 1, 2, ASYNC)
+        again.skip_to(7)
+    shard, request = pservers.asked_for("Register")[-1]
+    assert (shard, request.resumption.step, request.resumption.push_seq) == (1, 7, 0)
+
+
+def test_worker_that_is_not_started_again_says_so(control: ControlClient, pservers: FakePservers) -> None:
+    control.register([SPEC], 1, 2, ASYNC, is_supervised=True)
+    assert all(request.is_supervised for _, request in pservers.asked_for("Register"))
+    control.stay_away()
+    last = pservers.asked_for("Register")[-2:]
+    assert [(shard, request.is_supervised) for shard, request in last] == [(0, False), (1, False)]
+    control.stay_away()
+    assert pservers.asked_for("Register")[-2:] == last
+
+
 @pytest.mark.guarantee("W12")
 def test_an_older_process_of_a_pserver_is_ignored(control: ControlClient, pservers: FakePservers) -> None:
     older, known, newer = 5 << 32 | 9, 6 << 32 | 1, 7 << 32

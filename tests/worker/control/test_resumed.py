@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from fleet_sparse.worker.control.resumed import Position, Resumed, parse_resumed
+from fleet_sparse.worker.control.resumed import Position, Resumed, begun_behind, parse_resumed
 from fleet_sparse.worker.modes.step import Progress
+from fleet_sparse.worker.net.shard_link import Registration, WorkerProgress
 
 TABLES = ("C1", "C2")
 
@@ -91,3 +92,37 @@ def test_tables_that_only_job_or_snapshot_has_are_named() -> None:
 
 def test_without_a_snapshot_there_is_no_warning() -> None:
     assert Resumed().warnings(TABLES) == []
+
+
+# A worker that takes the place of another one in a job with a bounded step lag
+
+
+def registrations(*pushed_steps: int, reported: int | None, is_restart: bool = False) -> list[Registration]:
+    """Answers of shards that have these steps of the worker; shard 0 knows its position after step `reported`."""
+    progress = None if reported is None else WorkerProgress(5, "", reported)
+    return [
+        Registration(1, shard, 2, 3, 1, "", is_restart=is_restart, progress=progress, pushed_step=step)
+        for shard, step in enumerate(pushed_steps)
+    ]
+
+
+@pytest.mark.guarantee("A9")
+def test_a_worker_begins_behind_the_reported_step() -> None:
+    assert begun_behind(registrations(9, 8, reported=6)) == 6
+
+
+def test_a_worker_that_reported_nothing_begins_at_the_beginning() -> None:
+    assert begun_behind(registrations(9, 8, reported=None)) == 0
+
+
+def test_a_worker_of_a_job_that_has_begun_again_begins_at_the_beginning() -> None:
+    assert begun_behind(registrations(0, 0, reported=6)) == 0
+
+
+@pytest.mark.guarantee("A9")
+def test_a_restarted_pserver_does_not_move_the_begin() -> None:
+    assert begun_behind(registrations(0, 8, reported=6, is_restart=True)) == 6
+
+
+def test_no_step_is_made_again_whose_position_is_lost() -> None:
+    assert begun_behind(registrations(0, 8, reported=None, is_restart=True)) == 8
