@@ -105,12 +105,13 @@ from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Frame, Header, Op
 from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.failover import Failover
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.link_errors import LinkErrors
 from fleet_sparse.worker.net.request import Request
-from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration, ShardLink
+from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration, Resumption, ShardLink
 from fleet_sparse.worker.rows.row_batch import RowBatch
-from support import saves
+from support import fake_pservers, saves
 from support.client_calls import pulled, pulled_for, unique_of, update, workers_of
 from support.controls import HeldControl, barrier, registration
 from support.coordinators import Coordinator, run
@@ -751,6 +752,11 @@ def _place(_: Path) -> None:
     job(1).register(registrant(0, 1, client=9), 0.0)
 
 
+@entry(SettingError, "barrier 'b': worker 0 is not registered, or has finished")
+def _stranger_at_a_barrier(_: Path) -> None:
+    job(2).arrive("b", 1, 0, b"somebody else...", 0.0)
+
+
 @entry(SettingError, "<dir>/labelled.npz: has no array 'label' with the labels; it has ids. Name it with --label")
 def _labels(where: Path) -> None:
     np.savez(where / "labelled.npz", ids=np.ones(2))
@@ -893,6 +899,47 @@ def _full_window(_: Path) -> None:
 
 @entry(
     ShardUnavailable,
+    "shard 0 at pserver:0: the pserver was started again, and its log ends with push 4 of this worker, which has 9: its "
+    "machine lost steps of the job. Start the job again from its last snapshot. With FLEET_SPARSE_DURABILITY=sync no "
+    "step is lost",
+)
+def _lost_steps(_: Path) -> None:
+    registration = Registration(1, 0, 1, 5, 1, "pserver:0", is_restart=True, has_log=True, restored_seq=4)
+    control = SimpleNamespace(can_fail_over=True, is_sync=True, rejoin=lambda *_: registration)
+    client = mock.Mock()
+    client.expect.return_value = Resumption(push_seq=9)
+    Failover(control, client, set).observe(0, 5)
+    raise client.fail.call_args.args[1]
+
+
+@entry(
+    ShardUnavailable,
+    "barrier 'b': shard 0 was started again, and worker 1 has not registered again in 2 s. Start the job again from its "
+    "last snapshot",
+)
+def _not_registered_again(where: Path) -> None:
+    held = HeldControl(where, Supervised(True, False, lambda: None, lambda _: None))
+    request = messages.BarrierRequest(name="b", worker_index=1, client_id=bytes(16), sequence=1)
+    asyncio.run(held.service.call("Barrier", request))
+
+
+@entry(
+    ShardUnavailable,
+    "shard 0 at host-a:1: an older process of the pserver answered (incarnation 0000000000000064, before "
+    "0000000500000000). End it",
+)
+def _older_process(_: Path) -> None:
+    pservers = fake_pservers.FakePservers()
+    incarnation = 5 << 32
+    pservers.answer = lambda shard, *_: fake_pservers.registered(shard, incarnation=incarnation)
+    with ControlClient(pservers, fake_pservers.QUICK) as control:
+        control.register([], 0, 1)
+        incarnation = 100
+        control.rejoin(0, Resumption())
+
+
+@entry(
+    ShardUnavailable,
     "shard 1 at 10.0.0.2:5000: no capacity for a push in 300.0 s, 96 bytes of acked pushes are not on the disk of the "
     "pserver yet. Its disk is slow or hangs: see its log, or set FLEET_SPARSE_KEPT_BYTES higher",
 )
@@ -941,6 +988,18 @@ def _refused(_: Path) -> None:
     members = job(2)
     members.refuse(registrant(1, 2), "table 'sgd': dim 2 and 8")
     members.arrive("b", 1, 0, bytes(16), 0.0)
+
+
+@entry(
+    WorkerLost,
+    "barrier 'b': worker 1 was started again, and the job of this process has ended. Start all workers again",
+)
+def _ended_job(_: Path) -> None:
+    members = job(2)
+    for worker in (0, 1):
+        members.leave(bytes([worker]) * 16, 0.0)
+    members.register(registrant(1, 2)._replace(client_id=b"in its place...."), 1.0)
+    members.arrive("b", 1, 0, bytes(16), 1.0)
 
 
 @entry(
@@ -1173,6 +1232,14 @@ def _cluster(_: Path) -> None:
         others = [each._replace(cluster_id=5) for each in cluster.registrations()]
         with Client(cluster.channel, ClientIdentity(bytes(16), 1), others, cluster.placement, QUICK) as client:
             pulled(cluster, client, cluster.table, [1])
+
+
+@entry(ProtocolError, "exchange 'shuffle': worker 0 asks for round 1, whose parts are dropped")
+def _dropped_parts(where: Path) -> None:
+    held = HeldControl(where)
+    held.call(registration(SGD))
+    for sequence in (1, 2, 1):
+        held.call(messages.ExchangeRequest(name="shuffle", sequence=sequence, client_id=bytes(16), parts=[b"lines"]))
 
 
 @entry(

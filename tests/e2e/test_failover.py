@@ -371,7 +371,7 @@ def test_worker_with_bounded_lag_dies_with_logged_pservers(tmp_path: Path, num_p
 def test_script_with_bounded_lag_that_fails_is_not_waited_for(tmp_path: Path) -> None:
     with running_job(tmp_path, MODE="lag", FLEET_SPARSE_RESTARTS="9", FAILS="100") as job:
         job.launcher.wait(60)
-        assert "WorkerLost: step" in job.log("workerlog.0")
+        assert "WorkerLost" in job.log("workerlog.0")
 
 
 Kill = Sequence[tuple[str, int]]
