@@ -385,9 +385,9 @@ class ControlService:
 
         async def join() -> tuple[list[TableState], int]:
             async with self._joining:  # in the order of registrations
-                states = await self._append(partial(self._join, joining, specs, resumption))
+                joined = await self._append(partial(self._join, joining, specs, resumption))
             await self._sync_log()
-            return states
+            return joined
 
         return await asyncio.shield(task_of(join()))
 
