@@ -899,9 +899,9 @@ def _full_window(_: Path) -> None:
 
 @entry(
     ShardUnavailable,
-    "shard 0 at pserver:0: the pserver was started again, and its log ends with push 4 of this worker, which has 9: its "
-    "machine lost steps of the job. Start the job again from its last snapshot. With FLEET_SPARSE_DURABILITY=sync no "
-    "step is lost",
+    "shard 0 at pserver:0: the pserver was started again, and its log ends with push 4 of this worker, which has 9: "
+    "its machine lost steps of the job. Start the job again from its last snapshot. With FLEET_SPARSE_DURABILITY=sync "
+    "no step is lost",
 )
 def _lost_steps(_: Path) -> None:
     registration = Registration(1, 0, 1, 5, 1, "pserver:0", is_restart=True, has_log=True, restored_seq=4)
@@ -910,17 +910,6 @@ def _lost_steps(_: Path) -> None:
     client.expect.return_value = Resumption(push_seq=9)
     Failover(control, client, set).observe(0, 5)
     raise client.fail.call_args.args[1]
-
-
-@entry(
-    ShardUnavailable,
-    "barrier 'b': shard 0 was started again, and worker 1 has not registered again in 2 s. Start the job again from its "
-    "last snapshot",
-)
-def _not_registered_again(where: Path) -> None:
-    held = HeldControl(where, Supervised(True, False, lambda: None, lambda _: None))
-    request = messages.BarrierRequest(name="b", worker_index=1, client_id=bytes(16), sequence=1)
-    asyncio.run(held.service.call("Barrier", request))
 
 
 @entry(

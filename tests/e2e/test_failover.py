@@ -14,10 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from fleet_sparse.core.rules import RULES as ALL_RULES
 from fleet_sparse.tools.chaos.power_cut import cut, last_segment, trailing_commits
 from support.jobs import SCRIPTS, TIMEOUT_S, environment
 
 SCRIPT = "counting.py"
+RULES = ("sgd", "adagrad", "adam", "adamw", "adamax", "momentum", "rmsprop", "lamb", "ftrl")
+"""The rules of Paddle's optimizers, and FTRL."""
+
+
+def test_all_rules_that_train_are_listed() -> None:
+    of_gradients = {name for name, rule in ALL_RULES.items() if not rule.is_summed and rule.kernel is not None}
+    assert of_gradients - {"ctr_adagrad", "overwrite", "delta"} == set(RULES)
 
 
 class RunningJob:
@@ -233,6 +241,16 @@ def test_killed_pserver_with_a_log_changes_no_loss_by_a_bit(
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee("W7")
+@pytest.mark.parametrize("clip", ["", "1"], ids=["no clip", "clip"])
+@pytest.mark.parametrize("rule", RULES)
+def test_killed_pserver_with_a_log_changes_no_loss_of_any_rule(tmp_path: Path, rule: str, clip: str) -> None:
+    variables = {"RULE": rule, "CLIP": clip}
+    undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], 2, **variables)
+    assert losses_of_logged_job(tmp_path / "killed", [0, 1], 2, **variables) == undisturbed
+
+
+@pytest.mark.slow
 @pytest.mark.guarantee("W10")
 @pytest.mark.parametrize(
     ("num_workers", "look_ahead", "clip"), [(2, "", ""), (2, "1", ""), (1, "", ""), (2, "", "1"), (2, "1", "1")]
@@ -286,6 +304,20 @@ def test_pserver_that_is_suspended_for_a_moment_loses_nothing(tmp_path: Path) ->
         assert job.pserver_pid(1) == pid
 
 
+@pytest.mark.slow
+@pytest.mark.guarantee("F1")
+@pytest.mark.parametrize("mode", ["async", "lag", "geo"])
+def test_job_ends_with_a_pserver_that_nobody_starts_again(tmp_path: Path, mode: str) -> None:
+    variables = {"FLEET_SPARSE_DURABILITY": "none", "FLEET_SPARSE_DEADLINE_S": "3"}
+    with running_job(tmp_path, MODE=mode, **variables) as job:
+        job.wait_for(lambda: "saved" in job.log("workerlog.0"))
+        job.wait_for_steps(50)
+        os.kill(job.pserver_pid(1), signal.SIGKILL)
+        job.launcher.wait(TIMEOUT_S)
+        assert all("ShardUnavailable: shard 1 at" in job.log(f"workerlog.{worker}") for worker in range(2))
+
+
+@pytest.mark.guarantee("F2")
 def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) -> None:
     with running_job(tmp_path, MODE="sync") as job:
         job.wait_for(lambda: "saved" in job.log("workerlog.0"))
@@ -295,6 +327,7 @@ def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee("F6")
 def test_worker_that_dies_with_the_pservers_returns_to_its_job(tmp_path: Path) -> None:
     with running_job(tmp_path, FLEET_SPARSE_RESTARTS="3", FLEET_SPARSE_DURABILITY="log") as job:
         job.wait_for_steps(50)
@@ -334,6 +367,7 @@ def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: s
         ("snapshot", [1]),
         pytest.param("snapshot", [0, 1, 0, 1], marks=pytest.mark.slow),
         pytest.param("log", [1, 0], marks=pytest.mark.slow),
+        pytest.param("none", [1], marks=pytest.mark.slow),
     ],
 )
 def test_killed_worker_of_a_job_with_bounded_lag_makes_each_step_once(
@@ -352,7 +386,7 @@ def test_killed_worker_of_a_job_with_bounded_lag_makes_each_step_once(
 
 
 @pytest.mark.slow
-@pytest.mark.guarantee("A9")
+@pytest.mark.guarantee("F6")
 @pytest.mark.parametrize("num_pservers", [1, 2])
 def test_worker_with_bounded_lag_dies_with_logged_pservers(tmp_path: Path, num_pservers: int) -> None:
     with running_job(tmp_path, MODE="lag", FLEET_SPARSE_RESTARTS="9", FLEET_SPARSE_DURABILITY="log") as job:
@@ -399,9 +433,14 @@ def losses_of_resumed_job(directory: Path, kills: Sequence[Kill], **variables: s
 @pytest.mark.parametrize(
     ("rule", "clip", "kills"),
     [
-        ("Adam", "", [[("worker", 1)], [("pserver", 0)]]),
-        pytest.param("Adam", "1", [[("pserver", 1)], [("worker", 0)]], marks=pytest.mark.slow),
-        *(pytest.param(rule, "", [[("worker", 0)]], marks=pytest.mark.slow) for rule in ("SGD", "Adagrad", "Momentum")),
+        ("adam", "", [[("worker", 1)], [("pserver", 0)]]),
+        pytest.param("adam", "1", [[("pserver", 1)], [("worker", 0)]], marks=pytest.mark.slow),
+        *(
+            pytest.param(rule, clip, [[("worker", 0)]], marks=pytest.mark.slow)
+            for rule in RULES
+            for clip in ("", "1")
+            if rule != "adam"
+        ),
     ],
 )
 def test_killed_sync_job_has_the_losses_of_an_undisturbed_one(
@@ -413,6 +452,16 @@ def test_killed_sync_job_has_the_losses_of_an_undisturbed_one(
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee("S8")
+@pytest.mark.parametrize("durability", ["none", "log", "sync"])
+def test_killed_sync_worker_changes_no_loss_with_any_durability(tmp_path: Path, durability: str) -> None:
+    undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [])
+    variables = {"KILLS": "1", "FLEET_SPARSE_DURABILITY": durability}
+    assert losses_of_resumed_job(tmp_path / "killed", [[("worker", 1)]], **variables) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("F6")
 @pytest.mark.parametrize("num_pservers", [1, 2])
 def test_sync_worker_dies_with_logged_pservers_changes_no_loss(tmp_path: Path, num_pservers: int) -> None:
     undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [])

@@ -67,6 +67,7 @@ def test_a_step_refused_for_a_tables_size_is_one_of_the_others(tmp_path: Path, c
         assert numbers("rows", output) == [8], output
 
 
+@pytest.mark.guarantee("F1")
 @pytest.mark.parametrize("fate", [PserverProcess.kill, PserverProcess.suspend, PserverProcess.restart])
 def test_killed_hung_or_restarted_pserver_ends_every_worker(
     tmp_path: Path, fate: Callable[[PserverProcess], None]

@@ -267,6 +267,7 @@ def test_path_through_a_link_to_itself_is_refused(tmp_path: Path) -> None:
         directory_at(tmp_path / "loop" / "model")
 
 
+@pytest.mark.guarantee("F3")
 def test_file_is_durable_once_it_is_finished(here: LocalDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     file = here.create("a")
     monkeypatch.setattr(os, "fsync", _refuse(errno.EIO))

@@ -389,6 +389,7 @@ def test_save_that_this_process_gave_up_is_removed_by_the_next(tmp_path: Path) -
     assert directory.names() == ["000001-full"]
 
 
+@pytest.mark.guarantee("F3")
 def test_manifest_is_durable_after_the_files_and_before_the_name(tmp_path: Path) -> None:
     life = Life(10_000)
     save(SnapshotStore(Mortal(local(tmp_path), life)))

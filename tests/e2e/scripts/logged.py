@@ -1,7 +1,7 @@
 """Sync training of a small model, with barriers. Each worker writes its losses, bit by bit, to `losses`n.
 
-LOOK_AHEAD, CLIP and ROW_CACHE choose early pulls, the clip, and copies of half of the rows. Each of the 300 steps lasts
-some milliseconds.
+LOOK_AHEAD, RULE, CLIP and ROW_CACHE choose early pulls, the optimizer, its clip, and copies of half of the rows. Each
+of the 300 steps lasts some milliseconds.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
-from program import linear, minimize, start, table
+from program import linear, minimize, optimizer_of_environment, start, table
 
 import fleet_sparse
 
@@ -20,9 +20,8 @@ item = paddle.static.data("item", [None, 4], "int64")
 label = paddle.static.data("label", [None, 1], "float32")
 logit = linear(paddle.sum(table(item, "items", None), axis=1), "w", 0.3)
 loss = paddle.nn.functional.binary_cross_entropy_with_logits(logit, label)
-clip = paddle.nn.ClipGradByGlobalNorm(0.01) if os.environ.get("CLIP") else None
 cache = {"max_row_lag": 100, "row_cache": fleet_sparse.RowCache(max_rows=30)} if os.environ.get("ROW_CACHE") else {}
-minimize(loss, paddle.optimizer.Adam(0.05, grad_clip=clip), fleet_sparse.PserverStrategy(**cache))
+minimize(loss, optimizer_of_environment(), fleet_sparse.PserverStrategy(**cache))
 exe = start()
 worker = fleet.worker_index()
 print("pid", os.getpid(), flush=True)

@@ -3,6 +3,7 @@
 `sparse_embedding.py` and `distributed_embedding.py` are without it, as users write theirs.
 """
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import paddle.distributed.fleet as fleet
 
 import fleet_sparse
 from fleet_sparse.plugin.active_session import active
+from fleet_sparse.tools.parity.training import OPTIMIZERS
 
 fleet_sparse.install()
 paddle.enable_static()
@@ -29,6 +31,15 @@ def linear(features, name, first, **arguments):
     """A dense layer with one output, whose first weights are `first`."""
     attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Constant(first))
     return paddle.static.nn.fc(features, 1, weight_attr=attr, **arguments)
+
+
+def optimizer_of_environment():
+    """The optimizer of the rule RULE, by default Adam, which clips by global norm with CLIP."""
+    clip = paddle.nn.ClipGradByGlobalNorm(0.01) if os.environ.get("CLIP") else None
+    rule = os.environ.get("RULE", "adam")
+    if rule == "ftrl":
+        return fleet_sparse.PserverOptimizer("ftrl", 0.05, grad_clip=clip)
+    return OPTIMIZERS[rule](grad_clip=clip)
 
 
 def minimize(loss, optimizer, strategy=None, *, is_sync=True, scale="avg"):

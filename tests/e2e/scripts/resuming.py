@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import paddle.distributed.fleet as fleet
-from program import linear, minimize, start, table
+from program import linear, minimize, optimizer_of_environment, start, table
 
 import fleet_sparse
 
@@ -20,8 +20,7 @@ item = paddle.static.data("item", [None, 4], "int64")
 label = paddle.static.data("label", [None, 1], "float32")
 logit = linear(paddle.sum(table(item, "items", None), axis=1), "w", 0.3)
 loss = paddle.nn.functional.binary_cross_entropy_with_logits(logit, label)
-clip = paddle.nn.ClipGradByGlobalNorm(0.01) if os.environ.get("CLIP") else None
-minimize(loss, getattr(paddle.optimizer, os.environ.get("RULE", "Adam"))(0.05, grad_clip=clip))
+minimize(loss, optimizer_of_environment())
 fleet_sparse.save_every("model", steps=7)
 exe = start()
 worker = fleet.worker_index()

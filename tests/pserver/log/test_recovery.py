@@ -23,12 +23,13 @@ from fleet_sparse.pserver.admin.log_recovery import log_directory, start_log, wr
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
-from fleet_sparse.pserver.log.log_format import Kind
+from fleet_sparse.pserver.log.log_format import HEADER_BYTES, Kind, find_record
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables import row_limit
 from fleet_sparse.pserver.tables.mutations import DayEnd
 from fleet_sparse.settings import Settings
+from fleet_sparse.tools.chaos.power_cut import last_segment
 from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Op
 from support.admissions import count_filter
 from support.logs import StraightClient, close, logged_shard, recovered, state_of
@@ -457,6 +458,20 @@ def test_a_job_id_and_a_path_are_needed() -> None:
             log_directory(Settings(**{"durability": "log", "job_id": "a job", **values}), 0, 1)  # type: ignore[arg-type]
 
 
+@pytest.mark.guarantee("A9")
+def test_a_worker_that_took_a_place_keeps_its_steps(tmp_path: Path) -> None:
+    shard, mode = logged_shard(tmp_path / "log", SGD), Mode(ASYNC, max_step_lag=1)
+    workers = sync_workers(shard, 2, mode)
+    for worker in workers:
+        worker.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    again = Worker(shard, 1, client_id=b"in its place....")
+    join(again, 2, mode)
+    for _ in range(2):
+        again.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    recovered_shard = check_equal(shard)
+    assert [recovered_shard.pushed_step(worker) for worker in range(2)] == [1, 2]
+
+
 @pytest.mark.guarantee("W5")
 def test_replies_carry_the_newest_durable_push(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", SGD)
@@ -469,6 +484,33 @@ def test_replies_carry_the_newest_durable_push(tmp_path: Path) -> None:
         shard.log.writer.sync()
         floors.append(each.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).header.push_floor)
     assert floors == [0, 0, 2, 0, 0, 2]
+
+
+def after_power_cut(shard: Shard) -> Shard:
+    """Returns the shard that continues without the records of this one that are not durable."""
+    assert shard.log is not None
+    writer = shard.log.writer
+    directory = writer.directory.with_name("after power cut")
+    shutil.copytree(writer.directory, directory)
+    segment = last_segment(directory, 0)
+    data, offset = memoryview(segment.read_bytes()), HEADER_BYTES
+    while not isinstance(head := find_record(data, offset), str) and head.lsn <= writer.durable_lsn:
+        offset += head.end
+    os.truncate(segment, offset)
+    return logged_shard(directory)
+
+
+@pytest.mark.guarantee("F4")
+def test_pushes_that_replies_called_durable_survive_a_power_cut(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    client = FrameClient(shard)
+    for is_synced in (False, True, False, False):
+        floor = client.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).header.push_floor
+        if is_synced:
+            assert shard.log is not None
+            shard.log.writer.sync()
+    assert floor == 2
+    assert after_power_cut(shard).ledger.applied(CLIENT) == 2
 
 
 class FullDisk:

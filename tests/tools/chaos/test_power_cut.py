@@ -76,6 +76,7 @@ def test_a_shard_without_a_log_has_no_segment(tmp_path: Path) -> None:
         last_segment(tmp_path, 1)
 
 
+@pytest.mark.guarantee("F5")
 @pytest.mark.parametrize(
     ("durability", "num_kept"), [("sync", NUM_PUSHES), ("log", 0)], ids=["ack behind the sync", "ack before the sync"]
 )

@@ -76,6 +76,7 @@ def test_no_push_is_counted_as_lost_twice(restored_seq: int, num_lost: int) -> N
     assert failover.num_lost == num_lost
 
 
+@pytest.mark.guarantee("F4")
 @pytest.mark.parametrize(("restored_seq", "continues"), [(9, True), (8, False)])
 def test_sync_job_continues_only_with_a_log_that_has_every_step(restored_seq: int, continues: bool) -> None:
     job = FakeJob(acked=9)
