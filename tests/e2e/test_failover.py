@@ -244,7 +244,7 @@ def test_killed_pserver_with_a_log_changes_no_loss_by_a_bit(
 @pytest.mark.guarantee("W7")
 @pytest.mark.parametrize("clip", ["", "1"], ids=["no clip", "clip"])
 @pytest.mark.parametrize("rule", RULES)
-def test_killed_pserver_with_a_log_changes_no_loss_of_any_rule(tmp_path: Path, rule: str, clip: str) -> None:
+def test_killed_pserver_changes_no_loss_of_any_rule(tmp_path: Path, rule: str, clip: str) -> None:
     variables = {"RULE": rule, "CLIP": clip}
     undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], 2, **variables)
     assert losses_of_logged_job(tmp_path / "killed", [0, 1], 2, **variables) == undisturbed
@@ -370,7 +370,7 @@ def test_killed_worker_is_started_again_and_trains_on(tmp_path: Path, resumes: s
         pytest.param("none", [1], marks=pytest.mark.slow),
     ],
 )
-def test_killed_worker_of_a_job_with_bounded_lag_makes_each_step_once(
+def test_killed_worker_with_bounded_lag_makes_each_step_once(
     tmp_path: Path, durability: str, kills: Sequence[int]
 ) -> None:
     with running_job(tmp_path, MODE="lag", FLEET_SPARSE_RESTARTS="9", FLEET_SPARSE_DURABILITY=durability) as job:
@@ -454,7 +454,7 @@ def test_killed_sync_job_has_the_losses_of_an_undisturbed_one(
 @pytest.mark.slow
 @pytest.mark.guarantee("S8")
 @pytest.mark.parametrize("durability", ["none", "log", "sync"])
-def test_killed_sync_worker_changes_no_loss_with_any_durability(tmp_path: Path, durability: str) -> None:
+def test_killed_sync_worker_changes_no_loss(tmp_path: Path, durability: str) -> None:
     undisturbed = losses_of_resumed_job(tmp_path / "undisturbed", [])
     variables = {"KILLS": "1", "FLEET_SPARSE_DURABILITY": durability}
     assert losses_of_resumed_job(tmp_path / "killed", [[("worker", 1)]], **variables) == undisturbed

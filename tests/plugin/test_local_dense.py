@@ -254,7 +254,7 @@ def test_a_rule_that_paddle_does_not_have_stays_on_the_pservers(start):
 
 @pytest.mark.guarantee("A8")
 @pytest.mark.parametrize("num_rejoins", [0, 1])
-def test_values_are_read_again_after_a_pserver_was_started_again(start, monkeypatch, num_rejoins):
+def test_values_are_read_again_after_a_pserver_restarted(start, monkeypatch, num_rejoins):
     job = start(fleet_sparse.PserverOptimizer("ftrl", 0.1))
     job.step()
     connection, (dense,), scope = active().connection("test"), active().catalog.dense, paddle.static.global_scope()

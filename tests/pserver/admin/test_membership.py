@@ -257,7 +257,7 @@ def test_worker_of_a_job_with_steps_is_lost_within_seconds(mode: Mode) -> None:
 
 
 @pytest.mark.guarantee("A5")
-def test_supervised_worker_of_a_job_with_bounded_lag_has_time_to_return() -> None:
+def test_supervised_worker_with_bounded_lag_has_time_to_return() -> None:
     job = Job(2, mode=Mode(ASYNC, max_step_lag=2), returns_after_s=300.0)
     job.register(1, mode=Mode(ASYNC, max_step_lag=2), is_supervised=True)
     job.leave(1)
@@ -563,7 +563,7 @@ def test_lost_worker_of_a_job_with_bounded_lag_begins_the_next() -> None:
     assert job.register(1, client=9, mode=LAG).begins_job
 
 
-def test_another_job_of_shard_0_begins_the_next_with_bounded_lag() -> None:
+def test_another_job_of_shard_0_begins_the_next() -> None:
     job = Job(2, mode=LAG)
     job.open_once("init_worker")
     job.leave(1)

@@ -436,7 +436,7 @@ def test_a_step_that_is_made_again_is_applied_once() -> None:
 
 
 @pytest.mark.guarantee("A9")
-def test_a_push_that_is_made_again_is_answered_with_the_present_rows() -> None:
+def test_a_push_that_is_made_again_gets_the_present_rows() -> None:
     _, workers = make_job(LAG, 2, SGD)
     for worker in workers:
         worker.push(one(1))

@@ -501,7 +501,7 @@ def after_power_cut(shard: Shard) -> Shard:
 
 
 @pytest.mark.guarantee("F4")
-def test_pushes_that_replies_called_durable_survive_a_power_cut(tmp_path: Path) -> None:
+def test_pushes_called_durable_survive_a_power_cut(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", SGD)
     client = FrameClient(shard)
     for is_synced in (False, True, False, False):

@@ -115,7 +115,7 @@ def test_a_worker_that_reported_nothing_begins_at_the_beginning() -> None:
     assert begun_behind(registrations(9, 8, reported=None)) == 0
 
 
-def test_a_worker_of_a_job_that_has_begun_again_begins_at_the_beginning() -> None:
+def test_a_worker_of_a_job_begun_again_begins_at_its_beginning() -> None:
     assert begun_behind(registrations(0, 0, reported=6)) == 0
 
 

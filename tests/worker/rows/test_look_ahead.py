@@ -463,9 +463,7 @@ def refuse(*_: object, **__: object) -> None:
 
 @pytest.mark.guarantee("A8")
 @pytest.mark.parametrize("mode", ALONE)
-def test_rows_of_a_pserver_that_was_started_again_are_pulled_plainly(
-    mode: Mode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_restarted_pserver_are_pulled_plainly(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster_of(2) as cluster:
         worker = Worker(cluster, mode=mode)
         coming = worker.expect(one(2, 3), before=one(1, 2))
