@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from fleet_sparse.core.rules import RULES as ALL_RULES
-from fleet_sparse.tools.chaos.power_cut import cut, last_segment, trailing_commits
+from fleet_sparse.tools.chaos import sync_trace
+from fleet_sparse.tools.chaos.power_cut import cut, last_segment, unsynced_records
 from support.jobs import SCRIPTS, TIMEOUT_S, environment
 
 SCRIPT = "counting.py"
@@ -153,24 +154,38 @@ def test_killed_pserver_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mod
         check_counts(job, steps_per_push)
 
 
-def lose_power(job: RunningJob, shard: int, directory: Path, num_commits: int = 1) -> None:
-    """Kills a pserver and cuts its log as the power cut of a machine may, by at least `num_commits` commits.
+def traced(directory: Path) -> dict[str, str]:
+    """Variables of a job whose pservers sync only what they wait for, and note it."""
+    return {
+        "FLEET_SPARSE_DURABILITY": "log",
+        "FLEET_SPARSE_LOG_SYNC_S": "1000",
+        "FLEET_SPARSE_RULES": sync_trace.__name__,
+        sync_trace.TRACE_VARIABLE: str(directory / "synced"),
+    }
 
-    Records of other kinds come at any time, so the pserver runs until there are enough commits.
-    """
+
+def lose_power(job: RunningJob, shard: int, directory: Path, num_records: int = 1) -> None:
+    """Kills a pserver of a traced job and cuts its log as a power cut may, by at least `num_records` records."""
+
+    def unsynced() -> tuple[Path, int, list[int]]:
+        segment = last_segment(directory, shard)
+        num_bytes = sync_trace.num_synced_bytes(directory / "synced", segment)
+        return segment, num_bytes, unsynced_records(segment, num_bytes)
+
     pid = job.pserver_pid(shard)
     supervisor = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(supervisor, signal.SIGSTOP)
     try:
         os.kill(pid, signal.SIGSTOP)
-        while len(trailing_commits(last_segment(directory, shard))) < 2 * num_commits:
+        while len(unsynced()[2]) < 2 * num_records:
             os.kill(pid, signal.SIGCONT)
-            job.wait_for_steps(num_commits)
+            job.wait_for_steps(num_records)
             os.kill(pid, signal.SIGSTOP)
         os.kill(pid, signal.SIGKILL)
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
-        assert cut(last_segment(directory, shard)) > 0
+        segment, num_bytes, _ = unsynced()
+        assert cut(segment, num_bytes, 0.5) >= num_records
     finally:
         os.kill(supervisor, signal.SIGCONT)
 
@@ -186,12 +201,11 @@ def lose_power(job: RunningJob, shard: int, directory: Path, num_commits: int = 
     ],
 )
 def test_power_cut_with_a_log_loses_and_doubles_nothing(tmp_path: Path, mode: str, steps_per_push: int) -> None:
-    variables = {"FLEET_SPARSE_DURABILITY": "log", "FLEET_SPARSE_LOG_SYNC_S": "1000"}
-    with running_job(tmp_path, MODE=mode, **variables) as job:
+    with running_job(tmp_path, MODE=mode, **traced(tmp_path)) as job:
         job.wait_for(lambda: "saved" in job.log("workerlog.0"))
         job.wait_for_steps(100)
         for shard in (1, 0, 1):
-            lose_power(job, shard, tmp_path, num_commits=10)
+            lose_power(job, shard, tmp_path, num_records=10)
             job.wait_for_steps(100)
         job.finish()
         assert job.launcher.returncode == 0
@@ -205,7 +219,7 @@ def losses_of_logged_job(
 ) -> list[str]:
     """Runs a sync job with a log, whose pservers are killed in this order; returns the losses of each worker."""
     directory.mkdir()
-    variables["FLEET_SPARSE_DURABILITY"] = "log"
+    variables |= traced(directory) if loses_power else {"FLEET_SPARSE_DURABILITY": "log"}
     with running_job(directory, "logged.py", num_workers=num_workers, **variables) as job:
         for shard in kills:
             job.wait_for_steps(40)
@@ -258,7 +272,7 @@ def test_killed_pserver_changes_no_loss_of_any_rule(tmp_path: Path, rule: str, c
 def test_power_cut_with_a_log_changes_no_loss_by_a_bit(
     tmp_path: Path, num_workers: int, look_ahead: str, clip: str
 ) -> None:
-    variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip, "FLEET_SPARSE_LOG_SYNC_S": "1000"}
+    variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip}
     undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], num_workers, **variables)
     disturbed = losses_of_logged_job(tmp_path / "cut", [0, 1, 0], num_workers, loses_power=True, **variables)
     assert disturbed == undisturbed
@@ -271,7 +285,7 @@ def test_power_cut_with_a_log_changes_no_loss_by_a_bit(
 def test_row_cache_of_one_worker_survives_its_pservers(
     tmp_path: Path, look_ahead: str, clip: str, loses_power: bool
 ) -> None:
-    variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip, "FLEET_SPARSE_LOG_SYNC_S": "1000" if loses_power else "1"}
+    variables = {"LOOK_AHEAD": look_ahead, "CLIP": clip}
     undisturbed = losses_of_logged_job(tmp_path / "undisturbed", [], 1, **variables)
     variables["ROW_CACHE"] = "1"
     disturbed = losses_of_logged_job(tmp_path / "disturbed", [0, 1, 0], 1, loses_power=loses_power, **variables)

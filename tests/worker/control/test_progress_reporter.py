@@ -67,6 +67,40 @@ def test_reported_progress_is_that_of_the_uploaded_values() -> None:
     assert set(control.reports) == {Progress(7, "{}")}
 
 
+def test_all_pushes_of_a_reported_step_are_applied() -> None:
+    control: Any = FakeControl()
+    progress, done = [Progress(0, None)], list[str]()
+    reporter = ProgressReporter(
+        control, lambda: progress[-1], lambda: done.append("reached"), 1, lambda: nullcontext(0.0)
+    )
+    control.report_progress = lambda _: (done.append("reported"), control.reported.set())
+    progress.append(Progress(3, "{}"))
+    assert control.reported.wait(WAIT_S)
+    reporter.stop()
+    reporter.join()
+    assert done[:2] == ["reached", "reported"]
+
+
+def test_no_older_step_is_reported_behind_a_newer_one() -> None:
+    control: Any = FakeControl()
+    control.report_progress = control.reports.append
+    progress, may_report, reaches = [Progress(1, "{}", 1)], threading.Event(), threading.Event()
+
+    def reach() -> None:
+        reaches.set()
+        assert may_report.wait(WAIT_S)
+
+    reporter = ProgressReporter(control, lambda: progress[-1], reach, 1, lambda: nullcontext(0.0))
+    progress.append(Progress(2, "{}", 2))
+    assert reaches.wait(WAIT_S)
+    progress.append(Progress(2, "{}", 9))  # all workers have rejoined
+    reporter.report()
+    may_report.set()
+    reporter.stop()
+    reporter.join()
+    assert control.reports == [Progress(2, "{}", 9)]
+
+
 def test_uploads_take_a_thousandth_of_the_time() -> None:
     control: Any = FakeControl()
     uploads: list[float] = []

@@ -37,11 +37,19 @@ IDS = range(1, 7)
 class Worker:
     """A worker of `cluster.table`, `cluster.dense` and `ADAM`, whose rows all get the same gradient."""
 
-    def __init__(self, cluster: InProcessCluster, index: int, num_workers: int, mode: Mode, settings: Settings) -> None:
+    def __init__(
+        self,
+        cluster: InProcessCluster,
+        index: int,
+        num_workers: int,
+        mode: Mode,
+        settings: Settings,
+        begun_behind: int = 0,
+    ) -> None:
         self._cluster = cluster
         self.client = cluster.worker(index, num_workers, mode, settings)
         self._deduplicator = Deduplicator(cluster.placement)
-        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers)
+        self.training = PserverTraining(self.client, self._deduplicator, mode, num_workers, begun_behind=begun_behind)
 
     def lookup(self, spec: TableSpec, ids: Sequence[int]) -> tuple[RowBatch, NDArray[np.int64]]:
         unique, (inverse,) = self._deduplicator.unique([np.array(ids, np.int64)], spec.salt)
@@ -195,6 +203,25 @@ def test_workers_that_left_rejoin_together(cluster: InProcessCluster) -> None:
     first, second = workers
     rows = in_threads(lambda: work(first, 4), lambda: work(second, 1))
     assert rows[0] == rows[1] == [1.0 - RATE * (5 * 0.25 + 2 * 2 * 0.5)] * 6
+
+
+@pytest.mark.guarantee("A9")
+def test_a_worker_in_the_place_of_another_makes_steps_once(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, Mode(ASYNC, max_step_lag=4))
+    second.update(1.0, position="a")
+    first.update(1.0)
+    first.update(1.0)
+    in_threads(lambda: first.training.drain(leaves=True), lambda: second.training.drain(leaves=True))
+    reported = second.training.progress()
+    assert reported == Progress(1, "a", 2)
+    second.update(1.0)
+    second.training.drain()
+    again = Worker(cluster, 1, 2, Mode(ASYNC, max_step_lag=4), QUICK, begun_behind=reported.pushed_step)
+    for _ in range(2):
+        again.update(1.0)
+    again.training.drain()
+    assert again.training.progress().pushed_step == 4
+    assert first.rows() == [1.0 - RATE * (2 + 1 + 2)] * 6
 
 
 def test_a_push_without_a_pull_waits_for_no_worker(cluster: InProcessCluster) -> None:
