@@ -20,3 +20,18 @@ subprocess.run([sys.executable, "-c", {inner!r}])"""
     )
     script, _, parent = map(int, found.stdout.split())
     assert script == parent
+
+
+def test_script_that_an_exception_ends_makes_its_last_call() -> None:
+    script = """from fleet_sparse.plugin.supervised_script import call_at_exception, is_supervised, supervise_script
+assert not is_supervised()
+supervise_script()
+assert is_supervised()
+call_at_exception(lambda: print("of an earlier connection"))
+call_at_exception(lambda: print("stays away"))
+raise ValueError"""
+    environment = {**child_environment(), "TRAINING_ROLE": "TRAINER", "FLEET_SPARSE_RESTARTS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=END_S
+    )
+    assert (ended.returncode, ended.stdout) == (1, "stays away\n"), ended.stderr
