@@ -130,6 +130,17 @@ class TableState(NamedTuple):
     """Of a table: number of ids of pushes that got no row, for want of room."""
 
 
+class WorkerProgress(NamedTuple):
+    """How far a worker is, as it reported last; on the wire, part of a `WorkerPosition`."""
+
+    step: int
+    """Number of steps that it has trained."""
+    position: str
+    """That of its loader, JSON; empty if it is not known."""
+    pushed_step: int = 0
+    """Number on the wire of the newest of these steps; 0 where steps have none."""
+
+
 class Status(NamedTuple):
     """An error as gRPC carries it: `code` names a member of `grpc.StatusCode`, `metadata` is trailing."""
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.errors import SettingError, WorkerLost
 from fleet_sparse.launch import Launch
+from fleet_sparse.wire.control import WorkerProgress
 
 from ..log.control_state import BarrierOpening, ControlState
 from .barriers import LAST_BARRIER, Barriers, Contribution, Passages
@@ -54,16 +55,6 @@ class Joined(NamedTuple):
     """True if the client, or its epoch, is another one than before."""
     begins_job: bool
     """True if the client is new and no other worker is present."""
-
-
-class WorkerProgress(NamedTuple):
-    """How far a worker is, as it reported last."""
-
-    step: int
-    position: str
-    """That of its loader, JSON; empty if it is not known."""
-    pushed_step: int = 0
-    """Number on the wire of the newest of these steps; 0 where steps have none."""
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.manifest import Manifest
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.control import CONTROL_VERSION, TableState
+from fleet_sparse.wire.control import CONTROL_VERSION, TableState, WorkerProgress
 
 from ..endpoints import DataEndpoints
 from ..engine.shard import Shard, ShrunkTable
@@ -48,7 +48,7 @@ from .background import Signal, in_thread, task_of
 from .barriers import Contribution
 from .checkpoints import Checkpoints
 from .load_rpcs import LoadService
-from .membership import Joined, Membership, Registrant, WorkerProgress
+from .membership import Joined, Membership, Registrant
 from .resumed import ResumedJob
 from .save_rpcs import SaveService
 from .snapshot_loader import Loaded

@@ -13,9 +13,9 @@ from fleet_sparse.errors import SettingError, ShardUnavailable
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.control import CONTROL_VERSION, ClientRole, TableState
+from fleet_sparse.wire.control import CONTROL_VERSION, ClientRole, TableState, WorkerProgress
 
-from ..net.shard_link import ClientIdentity, Registration, Resumption, WorkerProgress, is_older
+from ..net.shard_link import ClientIdentity, Registration, Resumption, is_older
 from .rpc import Rpc
 
 

@@ -6,8 +6,10 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from fleet_sparse.wire.control import WorkerProgress
+
 from ..modes.step import Progress
-from ..net.shard_link import Registration, WorkerProgress
+from ..net.shard_link import Registration
 
 
 class Position(NamedTuple):

@@ -22,7 +22,7 @@ import msgspec
 
 from fleet_sparse.errors import ErrorCode, FleetSparseError
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.control import TableState
+from fleet_sparse.wire.control import TableState, WorkerProgress
 from fleet_sparse.wire.frame_format import PUSHES, Frame, FrameError, Header, Op
 from fleet_sparse.wire.link_header import LinkHeader
 
@@ -30,16 +30,7 @@ from .kept_pushes import KeptPushes
 from .link_errors import LinkErrors
 from .request import Request
 
-__all__ = [
-    "Actions",
-    "ClientIdentity",
-    "Outcome",
-    "Registration",
-    "Resumption",
-    "ShardLink",
-    "TableState",
-    "WorkerProgress",
-]
+__all__ = ["Actions", "ClientIdentity", "Outcome", "Registration", "Resumption", "ShardLink", "TableState"]
 
 _NEEDS_ROWS = frozenset({Op.PULL, Op.PULL_EARLY, Op.PUSH_PULL, Op.PREPARE, Op.COMMIT})
 _LEAVE, _PREPARE = Op.LEAVE, Op.PREPARE  # a lookup of a member takes longer, at every push
@@ -48,17 +39,6 @@ _WAITING_PROBES = 4  # sends of a waiting request before its deadline
 _MAX_BACKOFF = 8  # in units of `retry_s`
 _PROBE_S = 0.1  # time between two questions which pushes are durable
 _GENERATION_SHIFT = 32  # an incarnation is a generation and 32 random bits
-
-
-class WorkerProgress(NamedTuple):
-    """How far a worker was, as it reported last."""
-
-    step: int
-    """Number of steps that it had trained."""
-    position: str
-    """That of its loader, JSON; empty if it is not known."""
-    pushed_step: int = 0
-    """Number on the wire of the newest of these steps; 0 where steps have none."""
 
 
 class Registration(NamedTuple):

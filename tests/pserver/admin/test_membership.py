@@ -15,8 +15,8 @@ from fleet_sparse.pserver.admin.membership import (
     Joined,
     Membership,
     Registrant,
-    WorkerProgress,
 )
+from fleet_sparse.wire.control import WorkerProgress
 
 LOST_AFTER_S = 30.0
 UNSEEN_AFTER_S = 60.0

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from fleet_sparse.wire.control import WorkerProgress
 from fleet_sparse.worker.control.resumed import Position, Resumed, begun_behind, parse_resumed
 from fleet_sparse.worker.modes.step import Progress
-from fleet_sparse.worker.net.shard_link import Registration, WorkerProgress
+from fleet_sparse.worker.net.shard_link import Registration
 
 TABLES = ("C1", "C2")
 
