@@ -316,17 +316,19 @@ class Membership:
         return may_belong and len(self._expected) > (index in self._expected)
 
     def _ends_job(self, registrant: Registrant) -> bool:
-        """Returns whether a process takes the place of a worker whose job counts steps, has begun and cannot go on.
+        """Returns whether a process takes the place of a worker whose job counts steps and cannot go on.
 
-        Also a job that could go on has ended if the worker is lost, or if shard 0, which names the jobs, says so.
+        Shard 0, which names the jobs and has their barriers, decides it for a job that is past its start; also one that
+        could go on has ended if the worker is lost. The other shards follow it.
         """
         worker = self._workers.get(registrant.worker_index)
         if worker is None or worker.client_id == registrant.client_id:
             return False
-        counts_steps = worker.mode is not None and worker.mode.is_step_synchronized
-        if not counts_steps or not self._barriers.open_names:
+        if worker.mode is None or not worker.mode.is_step_synchronized:
             return False
-        return not _may_return(worker) or bool(worker.why_lost) or registrant.job_id not in (0, self._job_id)
+        if registrant.job_id not in (0, self._job_id):
+            return True
+        return bool(self._barriers.open_names) and (not worker.mode.can_replace_workers or bool(worker.why_lost))
 
     def _begin_job(self, registrant: Registrant) -> None:
         self._ended_by = registrant.worker_index
@@ -399,7 +401,7 @@ class Membership:
 
     def _grace_s(self, worker: _Worker) -> float:
         if worker.has_attended and worker.mode is not None and worker.mode.is_step_synchronized:
-            if worker.is_supervised and _may_return(worker):
+            if worker.is_supervised and worker.mode.can_replace_workers:
                 return self._returns_after_s
             return min(RECONNECT_S, self._lost_after_s)
         return self._lost_after_s
@@ -558,8 +560,3 @@ class Membership:
     def withdraw(self, name: str, sequence: int, worker_index: int) -> None:
         """A worker does not wait at a barrier any more. One that has passed stays so."""
         self._barriers.withdraw(name, sequence, worker_index)
-
-
-def _may_return(worker: _Worker) -> bool:
-    """Returns whether the job goes on if another process takes the place of a worker."""
-    return worker.mode is None or worker.mode.can_replace_workers

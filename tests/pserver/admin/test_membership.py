@@ -563,11 +563,11 @@ def test_lost_worker_of_a_job_with_bounded_lag_begins_the_next() -> None:
     assert job.register(1, client=9, mode=LAG).begins_job
 
 
-def test_another_job_of_shard_0_begins_the_next() -> None:
-    job = Job(2, mode=LAG)
-    job.open_once("init_worker")
+@pytest.mark.parametrize("mode", [*STEPS, LAG], ids=str)
+def test_another_job_of_shard_0_begins_the_next(mode: Mode) -> None:
+    job = Job(2, mode=mode)  # on a shard without barriers, where worker 0 has not ended yet
     job.leave(1)
-    assert job.register(1, client=9, mode=LAG, job_id=job.members.job_id + 1).begins_job
+    assert job.register(1, client=9, mode=mode, job_id=job.members.job_id + 1).begins_job
 
 
 def test_worker_replaced_before_the_first_barrier_keeps_the_job() -> None:
