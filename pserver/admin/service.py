@@ -181,7 +181,7 @@ class ControlService:
             self._continue_from(shard.log.control)
         # When a worker was present last; None before the first. Those of a restarted pserver may be gone.
         self._alive_at = clock() if self._is_restart else None
-        self._departed = Signal()  # sent when a connection of a worker ends
+        self._departed = Signal()  # sent when a connection of a worker ends, or workers are lost
         self._registered = Signal()  # sent when a worker has registered
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
         self._stopping = Signal()
@@ -248,6 +248,8 @@ class ControlService:
         unseen = self._membership.find_unseen(now)
         for worker_index in unseen:
             _log.warning("worker %d never registered, and others wait for it", worker_index)
+        if lost:
+            self._departed.send()
         if lost or unseen:
             self._wake_barriers()
         self._end_if_orphaned(now)

@@ -266,6 +266,20 @@ async def test_worker_waits_for_its_place_while_heartbeats_decide(
 
 
 @in_loop
+async def test_worker_takes_the_place_of_one_that_never_connected(held: HeldControl) -> None:
+    await registered_workers(held, 2)
+    async with connected(held, 1):
+        again = asyncio.ensure_future(held.start(registration(worker=0, num_workers=2, client_id=b"x" * 16)))
+        await turns()
+        assert not again.done()
+        held.now += held.settings.worker_lost_s + 1.0
+        held.service.find_lost_workers()
+        await turns()
+        assert again.done()
+        await again
+
+
+@in_loop
 async def test_a_place_that_stays_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet_sparse.pserver.admin.service.PLACE_SHARE", 0.001)
     held = HeldControl(tmp_path)
