@@ -158,15 +158,16 @@ class ControlPlane:
                 check_call(self._credentials.role_of(context), name, request)
                 answered: Message | Exception = await self._service.call(name, request)
             except Exception as error:
-                if not isinstance(error, FleetSparseError):
+                if not isinstance(error, FleetSparseError | ConnectionAbortedError):
                     _log.exception("%s failed", name)
                 else:
                     _refusals.warning("%s refused: %s", name, error)
                 answered = error
             if self._lease is not None and self._lease.is_lost:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the pserver has lost its lease")
-            if isinstance(answered, LogFailed):
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the pserver ends, its log has failed")
+            if isinstance(answered, LogFailed | ConnectionAbortedError):  # callers ask the next process
+                what = "its log has failed" if isinstance(answered, LogFailed) else "it is stopping"
+                await context.abort(grpc.StatusCode.UNAVAILABLE, f"the pserver ends, {what}")
             if isinstance(answered, Exception):
                 status = to_status(answered)
                 await context.abort(grpc.StatusCode[status.code], status.details, status.metadata)

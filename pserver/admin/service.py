@@ -22,7 +22,6 @@ from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import (
     ErrorCode,
-    FleetSparseError,
     LogFailed,
     LogFull,
     PlanError,
@@ -214,6 +213,7 @@ class ControlService:
 
         Raises:
             FleetSparseError: An error of ours, for the caller.
+            ConnectionAbortedError: The pserver is stopping, and did nothing.
         """
         return await self._calls[method](request)
 
@@ -754,9 +754,10 @@ class _Joining:
 
 
 async def _unless_stopped(task: Future[_Result]) -> _Result:
-    """Returns the result of a posted task, or raises an error if the data plane stopped before it ran.
+    """Returns the result of a posted task, which runs also if the caller is cancelled.
 
-    The task runs also if the caller is cancelled.
+    Raises:
+        ConnectionAbortedError: The data plane stopped before the task ran.
     """
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
@@ -768,7 +769,7 @@ async def _unless_stopped(task: Future[_Result]) -> _Result:
     task.add_done_callback(notify)
     await ended
     if task.cancelled():
-        raise FleetSparseError("the pserver is stopping")
+        raise ConnectionAbortedError("the pserver is stopping")
     return task.result()
 
 

@@ -13,7 +13,7 @@ from fleet_sparse.errors import ErrorCode, ProtocolError, SettingError
 from fleet_sparse.pserver.admin import grpc_server
 from fleet_sparse.pserver.admin.grpc_server import ControlPlane
 from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, from_status
-from support.controls import HeldControl
+from support.controls import HeldControl, registration
 
 BY_TCP = Credentials(has_control_sockets=False)
 
@@ -63,6 +63,18 @@ def test_request_that_is_no_message_is_malformed(tmp_path: Path, caplog: pytest.
             assert name in str(error)
     assert held.num_stops == 0
     assert "Traceback" not in caplog.text
+
+
+def test_calls_of_a_pserver_that_stops_are_for_the_next_process(tmp_path: Path) -> None:
+    held = HeldControl(tmp_path)
+    held.cancels = True
+    with (
+        closing(ControlPlane("127.0.0.1:0", held.service, held.settings, BY_TCP)) as served,
+        BY_TCP.grpc_channel(f"127.0.0.1:{served.port}", ()) as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        channel.unary_unary(f"/{SERVICE}/Register")(registration().SerializeToString(), timeout=20)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_callers_that_wait_too_short_leave_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

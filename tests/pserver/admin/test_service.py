@@ -15,7 +15,6 @@ from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import (
     ErrorCode,
-    FleetSparseError,
     ProtocolError,
     SettingError,
     ShardUnavailable,
@@ -531,7 +530,7 @@ def test_stats_count(held: HeldControl) -> None:
 
 def test_call_that_the_end_overtakes_is_refused(held: HeldControl) -> None:
     held.cancels = True
-    with pytest.raises(FleetSparseError):
+    with pytest.raises(ConnectionAbortedError):
         held.call(messages.StatsRequest())
 
 
