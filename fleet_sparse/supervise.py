@@ -2,9 +2,9 @@
 
 It imports little, so that it stays small. `Supervision` decides and `run` acts; `python -m fleet_sparse.supervise
 COMMAND...` runs a command. The two processes hold the ends of one socket: the child ends when the other end is closed,
-and writes lines to its own: `starting` and `alive` are signs of life, before it serves and while it does; `next OPTION
-VALUE` sets an option of the next start; `loss` says that another process of the job is lost, and `restart after loss`
-that code 1 is not final then.
+and writes lines to its own: `starting` and `alive` are signs of life, before it serves and while it does; `joined` says
+that a script is a worker of its job, and needs no signs; `next OPTION VALUE` sets an option of the next start; `loss`
+says that another process of the job is lost, and `restart after loss` that code 1 is not final then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `row_bound` computes, for kernels and one row at a time. A bound is its `BoundTerms`."""
+"""Kernels that compute for one row what `row_bound` computes for many. They take the bound as its `BoundTerms`."""
 
 from __future__ import annotations
 

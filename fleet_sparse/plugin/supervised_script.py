@@ -21,7 +21,7 @@ _ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None
 _lifelines: list[Lifeline] = []
 """That of this script, if it has a supervisor."""
 _last_calls: list[Callable[[], None]] = []
-"""What this script does when an uncaught exception ends it, so that its supervisor does not start it again."""
+"""At most one call, which is made when an uncaught exception ends this script: it is not started again then."""
 
 
 def supervise_script() -> None:

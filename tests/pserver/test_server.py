@@ -64,8 +64,9 @@ def test_a_load_of_a_read_only_pserver_gives_signs_of_life(tmp_path: Path) -> No
 
 
 def test_a_replay_gives_signs_of_life(tmp_path: Path) -> None:
-    settings, lifeline = Settings(root=str(tmp_path), **LOGGED), FakeLifeline()
-    options = Options(0, 1, ADDRESS, (ADDRESS,), lifeline=lifeline)  # type: ignore[arg-type]
+    settings = Settings(root=str(tmp_path), **LOGGED)
+    lifeline: Any = FakeLifeline()
+    options = Options(0, 1, ADDRESS, (ADDRESS,), lifeline=lifeline)
     with closing(make_shard(options, settings)[0]) as shard:
         assert lifeline.num_signs == 0
         assert shard.log is not None

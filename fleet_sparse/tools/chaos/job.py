@@ -50,7 +50,7 @@ def steps_per_push(mode: str) -> int:
 
 
 class Death(NamedTuple):
-    """What the death of a worker changed in the rows, as its next life found them."""
+    """How the rows differ from the counts of a worker that died. The process that takes its place finds out."""
 
     least: int
     """Updates that were counted and are not in the row that lost most, as a negative number; or as `most`."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 RULES: list[Any] = []
-"""What a module of rules has; this one adds none."""
+"""A module that FLEET_SPARSE_RULES names has to have this; no rule is added here."""
 TRACE_VARIABLE = "CHAOS_SYNC_TRACE"
 """Environment variable with the directory of the notes; a process without it makes none."""
 
@@ -60,7 +60,7 @@ def _begin(trace: Path) -> None:
         finally:
             os.close(note)
 
-    os.pwrite, os.pwritev, os.fdatasync = noted_pwrite, noted_pwritev, noted_fdatasync  # type: ignore[assignment]
+    os.pwrite, os.pwritev, os.fdatasync = noted_pwrite, noted_pwritev, noted_fdatasync  # type: ignore[assignment]  # for ints alone
 
 
 if _directory := os.environ.get(TRACE_VARIABLE):

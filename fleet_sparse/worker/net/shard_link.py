@@ -67,7 +67,7 @@ class Registration(NamedTuple):
     open_barriers: tuple[str, ...] = ()
     """Of shard 0: the barriers that have opened for the rest of the job."""
     progress: WorkerProgress | None = None
-    """Of shard 0: how far the process was whose place this worker takes in a running job."""
+    """Of shard 0: the steps and the position of the process whose place this worker takes; None if it takes none."""
     acks_precede_durability: bool = False
     """True if the machine of the pserver may lose pushes that it acked; `push_floor` of its replies says which not."""
     pushed_step: int = 0

@@ -224,7 +224,7 @@ class CachedTable:
 
     @property
     def counters(self) -> Counters:
-        """What the cache did."""
+        """Numbers of reads, hits, checks and other events since the cache was made."""
         return Counters(**self._counters)
 
     @property
@@ -430,7 +430,7 @@ class CachedTable:
         return Arrived(answer.rows[is_new], answer.states[are_new], answer.versions[is_new])
 
     def _refresh(self, slots: NDArray[np.int64], rows: Floats, state_slots: NDArray[np.int64], states: Floats) -> None:
-        """Makes copies and their states anew of those of the pservers; where the slot is -1 there is no copy."""
+        """Overwrites copies and their states with those that the pservers sent; a slot of -1 has no copy."""
         if self._has_bases:
             refresh_copies(self._rows, self._bases, slots, rows.reshape(-1), self._dim)
         else:

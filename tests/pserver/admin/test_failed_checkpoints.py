@@ -82,7 +82,8 @@ async def test_failures_keep_a_bounded_part_of_the_disk(attempts: Attempts) -> N
         await attempts.begin()
         attempts.now += 1000.0
     assert attempts.num_written == NUM_FAILURES
-    attempts.shard.log.writer._close_ended()  # type: ignore[union-attr]  # as its thread does
+    assert attempts.shard.log is not None
+    attempts.shard.log.writer._close_ended()  # as its thread does
     assert allocated_bytes(attempts.directory) < 4 * SEGMENT_BYTES
     assert not list(attempts.directory.glob("checkpoint-*"))
     close(attempts.shard)
