@@ -185,9 +185,6 @@ def _start(
     if isinstance(shard, ReadOnlyShard):
         service = _follow(shard, data_plane, endpoints, options, settings, stack)
     else:
-        # A pserver that waited for its lease continues with the workers of the one before, if the log has any.
-        has_workers = shard.log is not None and bool(shard.log.control.workers)
-        takes_over = has_workers and lease is not None and lease.has_waited
         service = ControlService(
             shard,
             post=data_plane.post,
@@ -200,7 +197,7 @@ def _start(
             supervised=None
             if options.lifeline is None
             else Supervised(
-                options.is_restart or takes_over,
+                options.is_restart,
                 options.recover is not None,
                 on_job=partial(options.lifeline.set_next, "--is-restart"),
                 on_snapshot=partial(options.lifeline.set_next, "--recover"),

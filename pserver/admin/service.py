@@ -135,7 +135,10 @@ class ControlService:
         self._is_supervised = supervised is not None
         self._is_restart = supervised is not None and supervised.is_restart
         self._has_log = shard.log is not None
-        self._continues_log = self._is_restart and shard.log is not None and bool(shard.log.control.workers)
+        has_workers = shard.log is not None and bool(shard.log.control.workers)
+        self._continues_log = self._is_restart and has_workers
+        # Another pserver left its log, as one on a machine that is gone: its workers may still run.
+        self._may_take_over = self._is_supervised and not self._is_restart and has_workers
         self._is_synced = settings.durability == "sync"
         self._on_job: Callable[[], None] = _ignore if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
@@ -143,7 +146,7 @@ class ControlService:
             lineages.add(LineageChange(loaded.series, saved=loaded.manifest.number))
             loaded, restored = None, shard.ledger.watermarks()
         else:
-            restored = shard.ledger.watermarks() if self._has_log and self._is_restart else []
+            restored = shard.ledger.watermarks() if self._continues_log or self._may_take_over else []
         self._restored = {mark.client_id: mark.watermark for mark in restored}
         if loaded is not None:
             lineages.add(LineageChange(loaded.series, loaded=loaded.manifest.number))
@@ -177,7 +180,9 @@ class ControlService:
         self._joining = asyncio.Lock()
         self._recorded: dict[str, asyncio.Task[None]] = {}  # by barrier: ends when its newest opening is durable
         if shard.log is not None:
-            self._continue_from(shard.log.control)
+            self._loads.num_kept = shard.log.control.num_loads
+            if self._is_restart:
+                self._continue_with_workers(shard.log.control)
         # When a worker was present last; None before the first. Those of a restarted pserver may be gone.
         self._alive_at = clock() if self._is_restart else None
         self._departed = Signal()  # sent when a connection of a worker ends, or workers are lost
@@ -270,12 +275,23 @@ class ControlService:
         if self._shard.log is not None:
             self._post(partial(self._shard.log.note, change))
 
-    def _continue_from(self, state: ControlState) -> None:
-        """Continues with the loads of a log and, if workers continue with this pserver, with them."""
-        self._loads.num_kept = state.num_loads
-        if self._is_restart:
-            self._membership.restore(state, self._clock())
-            self._num_loads_before = {worker: each.num_loads for worker, each in state.workers.items()}
+    def _continue_with_workers(self, state: ControlState) -> None:
+        self._membership.restore(state, self._clock())
+        self._num_loads_before = {worker: each.num_loads for worker, each in state.workers.items()}
+
+    def _take_over_from(self, request: messages.RegisterRequest) -> None:
+        """Continues the job of the log if the first worker that registers belongs to it."""
+        if not self._may_take_over:
+            return
+        assert self._shard.log is not None, "without a log nobody takes over"
+        state = self._shard.log.control
+        returns = request.HasField("resumption") and any(
+            worker.client_id == request.client_id for worker in state.workers.values()
+        )
+        if returns or request.job_id in {worker.job_id for worker in state.workers.values()}:
+            _log.info("takes the shard over from the pserver that left its log")
+            self._is_restart, self._continues_log, self._may_take_over = True, True, False
+            self._continue_with_workers(state)
 
     # Registration
 
@@ -316,6 +332,7 @@ class ControlService:
             _launch_of(request),
             request.is_supervised,
         )
+        self._take_over_from(request)
         resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
         if resumption is not None:
             self._membership.check_not_ended(who, request.client_id)
@@ -415,6 +432,7 @@ class ControlService:
 
     def _register_in_job(self, registrant: Registrant, *, must_know: bool) -> _Joining:
         joined = self._membership.register(registrant, self._clock())
+        self._may_take_over = False
         if joined.is_new:
             self._num_loads_before[registrant.worker_index] = self._loads.num_kept
             self._give_up_snapshots(registrant.worker_index)
@@ -532,7 +550,9 @@ class ControlService:
         """
         name, worker_index = request.name, request.worker_index
         deadline = time.monotonic() + self._failover_s
-        while self._is_restart and not self._membership.is_worker(worker_index, request.client_id):
+        while (self._is_restart or self._may_take_over) and not self._membership.is_worker(
+            worker_index, request.client_id
+        ):
             self._membership.check_not_ended(f"barrier {name!r}", request.client_id)
             if worker_index in self._membership.present():
                 return

@@ -37,11 +37,9 @@ class Lease:
         ttl_s: As of `Coordinator.lease`.
         generation: Generation of the lease.
         valid_until: Time up to which it is valid.
-        has_waited: True if another process of the job held it when this one asked first.
 
     Attributes:
         generation: As given.
-        has_waited: As given.
         valid_until: Time up to which this process may answer. Without renewals it does not change, and minus
             infinity is final.
         on_lost: Called once by the thread of the lease when it is lost.
@@ -54,11 +52,8 @@ class Lease:
         ttl_s: float,
         generation: int,
         valid_until: float,
-        *,
-        has_waited: bool = False,
     ) -> None:
         self.generation = generation
-        self.has_waited = has_waited
         self.valid_until = valid_until
         self.on_lost: Callable[[], object] = lambda: None
         self._coordinator = coordinator
@@ -168,7 +163,7 @@ def take_lease(
         found = coordinator.lease(shard, ttl_s, after=after)
         if not isinstance(found, Holder):
             _log.info("%s: took the lease, generation %d", shard, found)
-            return Lease(coordinator, shard, ttl_s, found, asked_at + ttl_s, has_waited=holder is not None)
+            return Lease(coordinator, shard, ttl_s, found, asked_at + ttl_s)
         if found.job != job and asked_at - begun_at > found.ttl_s:
             raise SettingError(
                 f"{shard}: a pserver of another job, {found.process}, holds the lease of this shard. Give each job a "
