@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
-from fleet_sparse.core.cache_policies import chosen
-from fleet_sparse.core.mode import AVG, GEO, SYNC, Mode
+from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.core.row_bound import steps_off_lease
 from fleet_sparse.errors import PlanError, SnapshotError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
@@ -28,12 +26,12 @@ from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import Registration, TableState
 from fleet_sparse.worker.net.table_client import TableClient
-from fleet_sparse.worker.rows.cached_table import CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_caches import CacheStats, RowCaches
 
 from .all_reduce import PaddleGroup
 from .catalog import Catalog
+from .row_cache import cache_job
 from .size_hint import SizeHintMonitor
 from .size_limit import SizeLimit
 from .supervised_script import call_at_exception, is_supervised
@@ -394,24 +392,13 @@ class JobConnection:
         options = self._catalog.row_cache
         if mode.row_bound is None or options is None:
             return None
-        policy, admission = chosen(options.policy, options.admit)
-        job = CacheJob(
-            mode.row_bound,
-            self.role.num_workers,
-            steps_off_lease(mode.max_step_lag) if mode.is_step_synchronized else None,
-            policy,
-            admission,
-            options.hold_back,
-        )
         return RowCaches(
             self.client,
             self.deduplicator,
-            job,
+            cache_job(options, mode, self.role.num_workers),
             self._catalog.tables,
             max_bytes=options.max_bytes,
             max_rows=options.max_rows,
-            averages_linear=options.merge is None and mode.kind == SYNC and mode.scale == AVG,
-            averages_all=options.merge == "avg",
         )
 
     def _connected_for_all_reduce(self, training: Training, mode: Mode | None) -> Training:

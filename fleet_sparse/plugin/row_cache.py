@@ -9,10 +9,11 @@ import msgspec
 
 from fleet_sparse import machine_memory
 from fleet_sparse.core.cache_policies import chosen
-from fleet_sparse.core.mode import SYNC, Mode
-from fleet_sparse.core.row_bound import RowBound
+from fleet_sparse.core.mode import AVG, SYNC, Mode
+from fleet_sparse.core.row_bound import RowBound, steps_off_lease
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
+from fleet_sparse.worker.rows.cached_table import CacheJob, GradientWeights
 
 from .optimizer_config import OptimizerConfig
 
@@ -33,8 +34,9 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
             makes room was used, with "second" one that was missed before, with "all" every row.
         hold_back: Largest number of updates of a row that a worker holds back; 0 for none, None for what the bound
             allows. A rule whose updates cannot be merged holds none.
-        merge: How the pservers add changes of several updates: "sum" adds them whole, "avg" divides them by the number
-            of workers. None is "avg" for SGD and Momentum in sync training with the mean of gradients, else "sum".
+        merge: What a gradient of a cached table weighs: with "sum" it is whole, with "avg" it is divided by the number
+            of workers. None is what the mode does without a cache: "avg" in sync training with the mean of gradients,
+            else "sum".
 
     Raises:
         PlanError: A value has no meaning.
@@ -115,6 +117,32 @@ def read_bound(
     return bound, row_cache
 
 
+def cache_job(row_cache: RowCache, mode: Mode, num_workers: int) -> CacheJob:
+    """Returns what the caches of a worker share.
+
+    Args:
+        row_cache: As `check_row_cache` returned it.
+        mode: Mode of the job, with a bound of its rows.
+        num_workers: Number of workers of the job.
+    """
+    assert mode.row_bound is not None, "the mode has a bound"
+    policy, admission = chosen(row_cache.policy, row_cache.admit)
+    is_mean = mode.kind == SYNC and mode.scale == AVG
+    return CacheJob(
+        mode.row_bound,
+        num_workers,
+        steps_off_lease(mode.max_step_lag) if mode.is_step_synchronized else None,
+        policy,
+        admission,
+        row_cache.hold_back,
+        is_merged=mode.kind == SYNC and num_workers > 1,
+        weights=GradientWeights(
+            of_worker=1 / num_workers if row_cache.merge == "avg" and not is_mean else 1.0,
+            of_merge=1 / num_workers if is_mean else 1.0,
+        ),
+    )
+
+
 def check_row_cache(
     row_cache: RowCache | None, mode: Mode, config: OptimizerConfig, num_workers: int, rows_dtype: str
 ) -> RowCache | None:
@@ -135,6 +163,11 @@ def check_row_cache(
     if row_cache.max_bytes > (available := machine_memory.available_bytes()):
         raise PlanError(
             f"RowCache.max_bytes: is {row_cache.max_bytes}, and {available} bytes of memory are free. Write less"
+        )
+    if row_cache.merge == "sum" and num_workers > 1 and mode.kind == SYNC and mode.scale == AVG:
+        raise PlanError(
+            "RowCache.merge: is 'sum' in sync training with scale_strategy 'avg', in which the pservers take the mean "
+            "of gradients. Write scale_strategy 'sum', or leave merge out"
         )
     if row_cache.hold_back == 0 or (num_workers == 1 and rows_dtype == "float32"):
         return row_cache

@@ -29,3 +29,10 @@ def test_cached_rows_have_own_updates_and_at_a_barrier_all(tmp_path: Path, mode:
     made = np.stack([np.load(tmp_path / f"made{worker}.npy") for worker in range(2)], axis=1)
     spec = TableSpec(name="counter", dim=2, rule="sgd", initializer=constant(0.0))
     np.testing.assert_array_equal(saved_rows(tmp_path / "model", spec, np.arange(len(made))), made)
+
+
+@pytest.mark.parametrize("clip", [""], ids=["whole"])
+@pytest.mark.guarantee("H3")
+def test_copies_are_trained_by_the_mean_of_gradients_as_the_rows_are(tmp_path: Path, clip: str) -> None:
+    outputs = outputs_of("cached_own_rows.py", tmp_path, CLIP=clip)
+    assert all("ended well" in output for output in outputs)

@@ -14,6 +14,7 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.errors import PlanError
 from fleet_sparse.plugin.active_session import active
+from fleet_sparse.plugin.row_cache import cache_job
 from fleet_sparse.plugin.static.minimize import minimize
 from fleet_sparse.plugin.strategy import read_strategy
 from support.programs import flagged, ids_input, linear, start, weight
@@ -108,6 +109,21 @@ def test_updates_that_cannot_be_held_back_are_not(optimizer, is_async):
     assert catalog.row_cache == fleet_sparse.RowCache(hold_back=0)
     with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()), pytest.raises(PlanError):
         minimize_for(2, optimizer(), is_async=is_async, max_row_lag=100, row_cache=fleet_sparse.RowCache(hold_back=3))
+
+
+@pytest.mark.parametrize(
+    ("is_async", "merge", "of_worker", "of_merge"),
+    [(False, None, 1.0, 0.25), (False, "avg", 1.0, 0.25), (True, None, 1.0, 1.0), (True, "avg", 0.25, 1.0)],
+)
+def test_copies_weigh_gradients_as_the_mode_does(is_async, merge, of_worker, of_merge):
+    row_cache = fleet_sparse.RowCache(merge=merge)
+    read = read_strategy(strategy_of(is_async=is_async, max_row_lag=100, row_cache=row_cache))
+    assert cache_job(row_cache, read.mode, 4).weights == (of_worker, of_merge)
+
+
+def test_sum_of_updates_is_refused_where_gradients_are_averaged():
+    with pytest.raises(PlanError, match="merge"):
+        minimize_for(2, is_async=False, max_row_lag=100, row_cache=fleet_sparse.RowCache(merge="sum"))
 
 
 def test_one_worker_holds_updates_of_every_rule():

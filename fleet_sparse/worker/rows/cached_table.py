@@ -53,6 +53,21 @@ Floats = NDArray[np.float32]
 Counts = NDArray[np.uint32]
 
 
+class GradientWeights(NamedTuple):
+    """By what a gradient of a row is multiplied on its way into the row, by whom.
+
+    A copy is trained by a gradient times both, so that it follows what the row on the pserver does.
+    """
+
+    of_worker: float = 1.0
+    """By the worker, before it trains its copies and sends what is left."""
+    of_merge: float = 1.0
+    """By the pservers when they merge a step, if all workers train on equally many examples."""
+
+
+WHOLE = GradientWeights()
+
+
 class CacheJob(NamedTuple):
     """What all caches of a worker share.
 
@@ -65,6 +80,8 @@ class CacheJob(NamedTuple):
         admission: Which row enters.
         max_held: Largest number of updates, or of units of distance, that are held of a row; None for what the bound
             allows.
+        is_merged: True if the pservers merge the gradients of a step of all workers before they apply them.
+        weights: What a gradient weighs.
     """
 
     bound: RowBound
@@ -73,6 +90,8 @@ class CacheJob(NamedTuple):
     policy: CachePolicy = AGED_LFU
     admission: Admission = ESTIMATE
     max_held: int | None = None
+    is_merged: bool = False
+    weights: GradientWeights = WHOLE
 
 
 class Plan(NamedTuple):
@@ -199,6 +218,7 @@ class CachedTable:
         self._left: list[Changes] = []
         self._number = 0
         self._step = 0
+        self._merge_weight = np.float32(job.weights.of_merge)
         self._decay = np.array(spec.decay, np.float32)
         self._has_decay = bool(self._decay.any())
         no_rows, no_states = (
@@ -491,6 +511,8 @@ class CachedTable:
         if len(outside):
             places = np.flatnonzero(slots >= 0)
             slots, grads = slots[places], np.take(grads, places, axis=0)
+        if self._merge_weight != 1.0:
+            grads = grads * self._merge_weight
         if self.spec.bounds != UNBOUNDED:
             grads = self.spec.bounds.clipped(grads)
         flat = np.ascontiguousarray(grads).reshape(-1)
@@ -531,10 +553,14 @@ class CachedTable:
         In distance the pserver alone knows how far a gradient moved the row: a copy counts it as lag. In a merged step
         the others' gradients may have moved the row back. Then they moved it by at most the sum of the distances of
         the row and of the copy, and the copy's is counted as lag, too.
+
+        A mean weighs gradients by examples, and a worker that has none by 0. What this worker's gradient weighed is not
+        known then: it counts as lag, so that the row follows in time.
         """
         if self._job.bound.drift is None:
-            return np.ones(len(slots), np.uint32)
-        if self._job.steps_off_lease == 0 and not self._is_single_worker:
+            is_known = self._merge_weight == 1.0
+            return np.full(len(slots), is_known, np.uint32)
+        if self._job.is_merged:
             return -self._amounts(slots)
         return np.zeros(len(slots), np.uint32)
 
@@ -618,5 +644,5 @@ def _has_bases(spec: TableSpec, job: CacheJob) -> bool:
     copy: see `CachedTable._amounts_of_gradients`.
     """
     may_hold = job.max_held != 0 and spec.update_rule.merge is not None
-    is_measured = job.bound.drift is not None and job.steps_off_lease == 0
+    is_measured = job.bound.drift is not None and job.is_merged
     return job.num_workers > 1 and (may_hold or is_measured)

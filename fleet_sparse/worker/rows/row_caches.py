@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.rules.momentum import momentum
-from fleet_sparse.core.rules.sgd import sgd
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
@@ -31,7 +29,6 @@ _log = logging.getLogger(__name__)
 NUM_LAG_CLASSES = 33
 _MAX_READS = 64  # reads that may wait for their update: of threads that train, and of runs that failed
 _ID_BYTES, _FLOAT_BYTES, _VERSION_BYTES, _COUNT_BYTES, _SLACK_BYTES = 8, 4, 4, 4, 1
-_LINEAR_RULES = (sgd.name, momentum.name)  # with them the mean of changes is what the mean of gradients gives
 
 
 class CacheStats(NamedTuple):
@@ -90,9 +87,6 @@ class RowCaches:
         tables: Tables of the job by name; those that are there at the first step are cached.
         max_bytes: Memory of all caches, divided evenly; what a table cannot use goes to the others.
         max_rows: Largest number of copies of a table; None for what fits into the memory.
-        averages_linear: True if the pservers take the mean of the changes of tables whose rule is linear in the
-            gradients.
-        averages_all: True if they do so for all tables.
     """
 
     def __init__(
@@ -104,15 +98,12 @@ class RowCaches:
         *,
         max_bytes: int,
         max_rows: int | None = None,
-        averages_linear: bool = False,
-        averages_all: bool = False,
     ) -> None:
-        self._client = client  # constant after construction, as all down to `_averages_all`
+        self._client = client  # constant after construction, as all down to `_max_rows`
         self._deduplicator = deduplicator
         self._job = job
         self._specs = tables
         self._max_bytes, self._max_rows = max_bytes, max_rows
-        self._averages_linear, self._averages_all = averages_linear, averages_all
         self._lock = threading.Lock()  # guards all below; held from a plan to the end of its pull
         self._tables: dict[str, CachedTable] | None = None
         self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids
@@ -286,7 +277,7 @@ class RowCaches:
         pushes, changes, sent = [], [], []
         with self._lock:
             self._drop_ahead()
-            for batch in batches:
+            for batch in map(self._weighted, batches):
                 table = self._table(batch.spec)
                 if table is None:
                     pushes.append(batch)
@@ -393,6 +384,13 @@ class RowCaches:
             return read.plan, read.arrived
         return table.unplanned(batch.unique.ids)
 
+    def _weighted(self, batch: RowBatch) -> RowBatch:
+        """Returns the gradients of a batch as this worker weighs them."""
+        weight = self._job.weights.of_worker
+        if weight == 1.0 or self._table(batch.spec) is None:
+            return batch
+        return batch._replace(values=batch.values * np.float32(weight))
+
     def _changes(self, table: CachedTable, outgoing: Outgoing, optimizer_step: int) -> list[RowChange]:
         return [self._change(table.spec, changes, optimizer_step) for changes in outgoing.changes]
 
@@ -401,7 +399,6 @@ class RowCaches:
         if order is not None:
             rows, amounts, states, num_updates = changes[1:5]
             changes = Changes(unique.ids, rows[order], amounts[order], states[order], num_updates[order], changes.slots)
-        is_averaged = self._averages_all or (self._averages_linear and spec.rule in _LINEAR_RULES)
         has_states = changes.states.shape[1] > 0
         return RowChange(
             spec,
@@ -410,7 +407,7 @@ class RowCaches:
             changes.amounts,
             changes.states if has_states else None,
             changes.num_updates,
-            1 / self._job.num_workers if is_averaged else 1.0,
+            1.0,
             optimizer_step,
             self._job.num_workers == 1,
         )

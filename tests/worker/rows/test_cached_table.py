@@ -20,16 +20,16 @@ from fleet_sparse.pserver.tables.row_asks import answer
 from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.worker.rows.cached_table import Answer, CachedTable, CacheJob, Outgoing, Plan
 from support.cached_jobs import CachedJob, Step
+from support.counted_updates import NUM_IDS, CountedUpdates
 from support.cow_views import all_rows
 
-NUM_IDS = 20
 BOUNDS = st.builds(RowBound, st.integers(1, 120), st.none() | st.sampled_from([0.25, 0.5]))
 ADMISSIONS = st.sampled_from([ALL, SECOND, ESTIMATE])
 SEEDS = st.integers(0, 2**32)
 
 
 class CountingJob:
-    """A job in which an update of worker j adds 1 to value j of a row, so that each row says which updates it has.
+    """A job that counts the updates of its rows.
 
     Args:
         job: What the caches share.
@@ -38,43 +38,21 @@ class CountingJob:
     """
 
     def __init__(self, job: CacheJob, capacity: int, seed: int) -> None:
-        self.job, self.bound, self.num_workers = job, job.bound, job.num_workers
+        self.num_workers = job.num_workers
+        self.updates = CountedUpdates(job.bound, job.num_workers, seed)
         self.cached = CachedJob(job, capacity, job.num_workers, NUM_IDS)
-        self.num_made = np.zeros((NUM_IDS, job.num_workers), np.int64)
-        self.rng = np.random.default_rng(seed)
-        self.weights = 1.0 / np.arange(1, NUM_IDS + 1)
+        self.rng, self.num_made = self.updates.rng, self.updates.num_made
         self.num_steps = 0
-
-    def batch(self) -> NDArray[np.int64]:
-        ids = self.rng.choice(NUM_IDS, self.rng.integers(0, 9), replace=False, p=self.weights / self.weights.sum())
-        return ids.astype(np.int64)
 
     def read(self, worker: int, step: int) -> Step:
         """Reads a batch and checks every row of it."""
-        begun = self.cached.read(worker, self.batch(), step)
-        self.check(worker, begun.plan.ids, begun.rows)
+        begun = self.cached.read(worker, self.updates.batch(), step)
+        self.updates.check(worker, begun.plan.ids, begun.rows)
         return begun
 
-    def check(self, worker: int, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        made = self.num_made[ids]
-        self.check_own(worker, ids, rows)
-        num_lacked = (made - rows).sum(axis=1)
-        assert self.bound.lag is not None
-        assert (num_lacked <= self.bound.lag).all()
-        if self.bound.share is not None:
-            assert (num_lacked <= self.bound.share * made.sum(axis=1)).all()
-
-    def check_own(self, worker: int, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        np.testing.assert_array_equal(rows[:, worker], self.num_made[ids, worker])
-
     def update(self, worker: int, begun: Step) -> None:
-        self.cached.update(worker, begun, self.grads(worker, begun))
-        self.num_made[begun.plan.ids, worker] += 1
-
-    def grads(self, worker: int, begun: Step) -> NDArray[np.float32]:
-        grads = np.zeros((len(begun.plan.ids), self.num_workers), np.float32)
-        grads[:, worker] = -1
-        return grads
+        self.cached.update(worker, begun, self.updates.grads(worker, len(begun.plan.ids)))
+        self.updates.note(worker, begun.plan.ids)
 
     def flush(self, workers: Sequence[int]) -> None:
         for worker in workers:
@@ -158,13 +136,14 @@ def test_a_push_that_is_not_accepted_keeps_what_is_held(
     job = CountingJob(CacheJob(bound, num_workers, 0, admission=ALL), capacity, seed)
     for step in range(1, 60):
         for worker, table in enumerate(job.cached.tables):
-            begun = job.cached.read(worker, job.batch(), step)
-            job.check_own(worker, begun.plan.ids, begun.rows)  # others may hold more than the bound until the next push
+            begun = job.cached.read(worker, job.updates.batch(), step)
+            # Others may hold more than the bound until the next push.
+            job.updates.check_own(worker, begun.plan.ids, begun.rows)
             if job.rng.random() < 0.7:
                 job.update(worker, begun)
                 continue
             ids = begun.plan.ids
-            table.apply(begun.plan, begun.arrived, job.grads(worker, begun), 1.0, 1)
+            table.apply(begun.plan, begun.arrived, job.updates.grads(worker, len(begun.plan.ids)), 1.0, 1)
             held = np.zeros((len(ids), num_workers), np.float32)
             table.add_held(ids, held)
             on_pserver = job.cached.rows[ids, worker]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,30 +18,33 @@ from numpy.typing import NDArray
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, SECOND
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.kernels_copies import lag_class
-from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
-from fleet_sparse.core.row_bound import RowBound, steps_off_lease
+from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
+from fleet_sparse.plugin.row_cache import RowCache, cache_job
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes import sync_async
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.rows.cached_table import CachedTable, CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import NUM_LAG_CLASSES, RowCaches, capacities_of, is_cached
+from support.counted_updates import EVERY_ID, NUM_IDS, CountedUpdates
 from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
 from support.successive import SuccessiveLookups
 from support.threads import in_threads
 
-NUM_IDS = 20
-EVERYTHING = np.arange(NUM_IDS)
+EVERYTHING = EVERY_ID
 LOOSE = RowBound(lag=30)
 KINDS = ["sync", "async", "lag"]
+ALL_KINDS = [*KINDS, "sync avg"]
 
 
 def mode_of(kind: str, bound: RowBound | None) -> Mode:
-    if kind == "sync":
-        return Mode(SYNC, SUM, row_bound=bound)
+    if kind in ("sync", "sync avg"):
+        return Mode(SYNC, AVG if kind == "sync avg" else SUM, row_bound=bound)
     return Mode(ASYNC, max_step_lag=1 if kind == "lag" else None, row_bound=bound)
 
 
@@ -59,6 +62,7 @@ class Worker:
         max_rows: int = NUM_IDS,
         admission: Any = ALL,
         max_held: int | None = None,
+        merge: Literal["sum", "avg"] | None = None,
         settings: Settings = QUICK,
     ) -> None:
         self.client = cluster.worker(index, num_workers, mode, settings)
@@ -66,8 +70,8 @@ class Worker:
         self.deduplicator = Deduplicator(cluster.placement)
         self.caches: RowCaches | None = None
         if mode.row_bound is not None:
-            off_lease = steps_off_lease(mode.max_step_lag) if mode.is_step_synchronized else None
-            job = CacheJob(mode.row_bound, num_workers, off_lease, AGED_LFU, admission, max_held)
+            options = RowCache(hold_back=max_held, merge=merge)
+            job = cache_job(options, mode, num_workers)._replace(policy=AGED_LFU, admission=admission)
             tables = {spec.name: spec for spec in specs}
             self.caches = RowCaches(self.client, self.deduplicator, job, tables, max_bytes=1 << 20, max_rows=max_rows)
         self.training = PserverTraining(self.client, self.deduplicator, mode, num_workers, caches=self.caches)
@@ -94,44 +98,73 @@ class Worker:
 
 
 class CountingJob:
-    """A job in which an update of worker j adds 1 to value j of a row."""
+    """A job that counts the updates of its rows.
+
+    Args:
+        cluster: Its pservers.
+        kind: One of `KINDS`.
+        bound: What rows may lack; None for no caches.
+        num_workers: Number of workers.
+        seed: Seed of the batches.
+        looks_ahead: True if workers announce each batch a step before.
+        options: Of each `Worker`.
+    """
 
     def __init__(
-        self, cluster: InProcessCluster, kind: str, bound: RowBound | None, num_workers: int, seed: int, **options: Any
+        self,
+        cluster: InProcessCluster,
+        kind: str,
+        bound: RowBound | None,
+        num_workers: int,
+        seed: int,
+        *,
+        looks_ahead: bool = False,
+        merge: Literal["sum", "avg"] | None = None,
+        **options: Any,
     ) -> None:
-        self.kind, self.bound, self.num_workers = kind, bound, num_workers
+        self.is_merged, self.num_workers, self.looks_ahead = kind.startswith("sync"), num_workers, looks_ahead
         self.spec = TableSpec(name=f"counts{num_workers}", dim=num_workers, rule="sgd", initializer=constant(0.0))
         mode = mode_of(kind, bound)
         for number in range(len(cluster.shards)):
             cluster.run(number, partial(cluster.shards[number].add_table, self.spec))
         self.workers = [
-            Worker(cluster, index, num_workers, [self.spec], mode, **options) for index in range(num_workers)
+            Worker(cluster, index, num_workers, [self.spec], mode, merge=merge, **options)
+            for index in range(num_workers)
         ]
-        self.num_made = np.zeros((NUM_IDS, num_workers), np.int64)
-        self.rng = np.random.default_rng(seed)
-        weights = 1.0 / np.arange(1, NUM_IDS + 1)
-        self.weights = weights / weights.sum()
+        is_mean = kind == "sync avg" or merge == "avg"
+        self.updates = CountedUpdates(bound, num_workers, seed, 1 / num_workers if is_mean else 1.0)
+        self.num_made, self.rng = self.updates.num_made, self.updates.rng
+        self.lookups = [SuccessiveLookups(worker.deduplicator, [self.spec]) for worker in self.workers]
+        self.coming: list[tuple[dict[str, list[int]], EarlyRows] | None] = [None] * num_workers
 
     def read(self, worker: int) -> RowBatch:
-        """Reads a batch and checks what its rows lack."""
-        ids = self.rng.choice(NUM_IDS, self.rng.integers(0, 9), replace=False, p=self.weights).astype(np.int64)
-        batch = self.workers[worker].read(self.spec, ids)
-        made, rows = self.num_made[batch.unique.ids], batch.values
-        np.testing.assert_array_equal(rows[:, worker], made[:, worker])
-        num_lacked = (made - rows).sum(axis=1)
-        most = 0 if self.bound is None or self.bound.lag is None else self.bound.lag
-        assert (num_lacked <= most).all()
-        if self.bound is not None and self.bound.share is not None:
-            assert (num_lacked <= self.bound.share * made.sum(axis=1)).all()
+        """Reads a batch and checks its rows.
+
+        With look-ahead, where it pulls early what others may change, the copies are checked: all rows that the worker
+        updated before, if none leaves its cache.
+        """
+        if not self.looks_ahead:
+            batch = self.workers[worker].read(self.spec, self.updates.batch())
+            self.updates.check(worker, batch.unique.ids, batch.values)
+            return batch
+        ids, early = self.coming[worker] or ({self.spec.name: self.updates.batch().tolist()}, None)
+        next_ids = {self.spec.name: self.updates.batch().tolist()}
+        coming = self.lookups[worker].announce(next_ids, ids)
+        self.coming[worker] = next_ids, coming
+        batch = self.lookups[worker].of(ids, early)[self.spec.name].rows
+        self.workers[worker].training.prefetch([batch], early, coming)
+        found = batch.unique.ids
+        self.updates.check_own(worker, found, batch.values)
+        is_copy = self.num_made[found, worker] > 0
+        checked = slice(None) if self.is_merged else is_copy
+        self.updates.check_others(found[checked], batch.values[checked])
         return batch
 
     def update(self, worker: int, batch: RowBatch) -> None:
-        grads = np.zeros(batch.values.shape, np.float32)
-        grads[:, worker] = -1
-        self.workers[worker].update(batch, grads)
-        if self.kind != "sync":  # what is on its way is not made yet; in sync it counts in the next step
+        self.workers[worker].update(batch, self.updates.grads(worker, len(batch.unique.ids)))
+        if not self.is_merged:  # what is on its way is not made yet; in sync it counts in the next step
             self.workers[worker].client.flush()
-        self.num_made[batch.unique.ids, worker] += 1
+        self.updates.note(worker, batch.unique.ids)
 
     def step(self) -> None:
         """All workers read, then all update."""
@@ -162,20 +195,85 @@ BOUNDS = st.builds(RowBound, st.integers(1, 60), st.none() | st.sampled_from([0.
 
 @pytest.mark.guarantee("H1")
 @pytest.mark.guarantee("H3")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(BOUNDS, st.integers(2, 4), st.integers(1, 3), st.integers(1, 24), st.booleans(), st.integers(0, 2**32))
+@given(
+    BOUNDS,
+    st.integers(2, 4),
+    st.integers(1, 3),
+    st.integers(1, 24),
+    st.booleans(),
+    st.sampled_from([None, 0]),
+    st.integers(0, 2**32),
+)
 def test_a_row_lacks_at_most_the_bound(
-    kind: str, bound: RowBound, num_workers: int, num_shards: int, max_rows: int, is_embedded: bool, seed: int
+    kind: str,
+    bound: RowBound,
+    num_workers: int,
+    num_shards: int,
+    max_rows: int,
+    is_embedded: bool,
+    max_held: int | None,
+    seed: int,
 ) -> None:
     with cluster_of(num_shards, is_embedded=is_embedded) as cluster:
-        job = CountingJob(cluster, kind, bound, num_workers, seed, max_rows=max_rows)
+        job = CountingJob(cluster, kind, bound, num_workers, seed, max_rows=max_rows, max_held=max_held)
         for _ in range(3):
             for _ in range(12):
                 job.step()
             job.meet()
             assert job.num_held == 0
             np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+def rows_of_one_writer(
+    kind: str, rule: str, bound: RowBound | None, max_held: int | None = None, merge: Literal["avg"] | None = None
+) -> list[float]:
+    """Trains a row towards 1 by one of two workers, each with a row of its own; returns what it reads, and the end."""
+    spec = TableSpec(name="C1", dim=1, rule=rule, initializer=constant(0.0))
+    with cluster_of(1) as cluster:
+        cluster.run(0, partial(cluster.shards[0].add_table, spec))
+        workers = [
+            Worker(cluster, index, 2, [spec], mode_of(kind, bound), max_held=max_held, merge=merge)
+            for index in range(2)
+        ]
+        seen = []
+        for _ in range(40):
+            batches = [worker.read(spec, np.array([index])) for index, worker in enumerate(workers)]
+            seen.append(float(batches[0].values[0, 0]))
+            for worker, batch in zip(workers, batches, strict=True):
+                grads = batch.values - 1
+                worker.update(batch, grads / 2 if bound is None and merge == "avg" else grads, 0.1)
+                if kind == "async":
+                    worker.client.flush()
+        in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
+        return [*seen, float(workers[1].evaluate(spec, np.array([0]))[0, 0])]
+
+
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("rule", ["sgd", "momentum", "adagrad", "adam", "ftrl"])
+@pytest.mark.parametrize(("kind", "merge"), [("sync avg", None), ("sync", None), ("async", "avg"), ("sync", "avg")])
+@pytest.mark.parametrize("max_held", [None, 0])
+def test_copies_are_trained_as_the_rows_of_the_pservers(
+    rule: str, kind: str, merge: Literal["avg"] | None, max_held: int | None
+) -> None:
+    without = rows_of_one_writer(kind, rule, None, merge=merge)
+    for bound in (RowBound(lag=1), RowBound(lag=2), RowBound(lag=100, share=0.25), RowBound(drift=0.2)):
+        np.testing.assert_allclose(rows_of_one_writer(kind, rule, bound, max_held, merge), without, rtol=1e-4)
+
+
+def test_a_copy_follows_the_row_if_the_others_have_no_examples() -> None:
+    """The mean over a step is then the gradient of one worker."""
+    spec, bound = TableSpec(name="C1", dim=1, rule="sgd", initializer=constant(0.0)), RowBound(lag=4)
+    with cluster_of(1) as cluster:
+        cluster.run(0, partial(cluster.shards[0].add_table, spec))
+        workers = [Worker(cluster, index, 2, [spec], mode_of("sync avg", bound), max_held=0) for index in range(2)]
+        nothing = workers[1].batch(spec, np.empty(0, np.int64))
+        for number in range(30):
+            batch = workers[0].read(spec, np.array([1]))
+            assert number - 3 <= batch.values[0, 0] <= number
+            workers[0].update(batch, np.full((1, 1), -1, np.float32))
+            workers[1].training.skip([nothing], [])
 
 
 @pytest.mark.guarantee("H1")
