@@ -31,7 +31,7 @@ def test_cached_rows_have_own_updates_and_at_a_barrier_all(tmp_path: Path, mode:
     np.testing.assert_array_equal(saved_rows(tmp_path / "model", spec, np.arange(len(made))), made)
 
 
-@pytest.mark.parametrize("clip", [""], ids=["whole"])
+@pytest.mark.parametrize("clip", ["", "1"], ids=["whole", "clipped"])
 @pytest.mark.guarantee("H3")
 def test_copies_are_trained_by_the_mean_of_gradients_as_the_rows_are(tmp_path: Path, clip: str) -> None:
     outputs = outputs_of("cached_own_rows.py", tmp_path, CLIP=clip)

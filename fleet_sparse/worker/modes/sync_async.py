@@ -293,7 +293,7 @@ class PserverTraining:
         of_specs = zip(specs, np.split(factors, np.cumsum(counts)[:-1]), strict=False)  # one part without specs
         in_step = {block.table_id for _, block, _ in answers}  # a worker without rows has the tables of the others
         of_step = [(spec, each) for spec, each in of_specs if spec.table_id in in_step]
-        return self._client.start_commit(of_step, dense, late, step=step)
+        return self._sender.start_commit(of_step, dense, late, step=step)
 
     def _count_step(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], position: str | None) -> None:
         """Counts a step that was sent. Not before: a call that raises an earlier error sends nothing."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
@@ -112,6 +113,7 @@ class RowCaches:
         self._lags: dict[str, NDArray[np.int64]] = {}
         self._coming: EarlyRows | None = None  # the next step, until the push of this one
         self._ahead: _Ahead | None = None
+        self._prepared: Sequence[RowBatch] = ()  # gradients of a step, until it is committed
         self._noted = 0, 0  # failed pushes and rejoins of the client that the caches know of
 
     def pull(
@@ -206,10 +208,29 @@ class RowCaches:
     def start_prepare(
         self, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate], *, weight: float, step: int
     ) -> TableCall:
-        """As `TableClient.start_prepare`, of a job in which no updates are held back."""
-        with self._trained(batches) as (pushes, changes):
+        """As `TableClient.start_prepare`, of a job in which no updates are held back. The copies stay as they are."""
+        with self._lock:
+            self._drop_ahead()
+            self._prepared = batches
+            weighted = [self._weighted(batch) for batch in batches]
+            return self._client.start_prepare(weighted, dense, weight=weight, step=step)
+
+    def start_commit(
+        self,
+        factors: Sequence[tuple[TableSpec | DenseSpec, NDArray[np.float32]]],
+        dense: Sequence[DenseUpdate],
+        pulls: Sequence[RowBatch] = (),
+        *,
+        step: int,
+    ) -> TableCall:
+        """Trains the copies of the step that was prepared, by its clipped gradients, and commits it.
+
+        Arguments and errors are those of `TableClient.start_commit`.
+        """
+        prepared, self._prepared = self._prepared, ()
+        with self._trained(prepared, {spec.name: values for spec, values in factors}) as (_, changes):
             assert not changes, "no updates are held back"
-            return self._client.start_prepare(pushes, dense, weight=weight, step=step)
+            return self._client.start_commit(factors, dense, pulls, step=step)
 
     def start_flush(self, num_updates: Mapping[str, int], *, step: int = 0) -> TableCall:
         """Sends all updates that the caches hold. Raises as `TableClient.start_update`; they are held then.
@@ -272,8 +293,13 @@ class RowCaches:
             }
 
     @contextmanager
-    def _trained(self, batches: Sequence[RowBatch]) -> Iterator[tuple[list[RowBatch], list[RowChange]]]:
-        """Yields the gradients and changes that a step pushes. If the block ends well, they count as sent."""
+    def _trained(
+        self, batches: Sequence[RowBatch], factors: Mapping[str, NDArray[np.float32]] | None = None
+    ) -> Iterator[tuple[list[RowBatch], list[RowChange]]]:
+        """Yields the gradients and changes that a step pushes. If the block ends well, they count as sent.
+
+        With `factors`, by table, the pservers multiply the gradients before they apply them.
+        """
         pushes, changes, sent = [], [], []
         with self._lock:
             self._drop_ahead()
@@ -284,6 +310,8 @@ class RowCaches:
                     continue
                 plan, arrived = self._taken(batch, table)
                 grads = self.as_sent(batch.values)
+                if factors is not None:
+                    grads = grads * factors[batch.spec.name]
                 outgoing = table.apply(plan, arrived, grads, batch.learning_rate, batch.optimizer_step)
                 as_gradients = outgoing.as_gradients
                 is_whole = len(as_gradients) == len(batch.unique.ids)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, SECOND
+from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.kernels_copies import lag_class
 from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
@@ -25,6 +26,7 @@ from fleet_sparse.errors import PushRefused
 from fleet_sparse.plugin.row_cache import RowCache, cache_job
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes import sync_async
+from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.rows.cached_table import CachedTable, CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
@@ -260,6 +262,33 @@ def test_copies_are_trained_as_the_rows_of_the_pservers(
     without = rows_of_one_writer(kind, rule, None, merge=merge)
     for bound in (RowBound(lag=1), RowBound(lag=2), RowBound(lag=100, share=0.25), RowBound(drift=0.2)):
         np.testing.assert_allclose(rows_of_one_writer(kind, rule, bound, max_held, merge), without, rtol=1e-4)
+
+
+@pytest.mark.guarantee("C3")
+@pytest.mark.parametrize("kind", ["sync", "sync avg"])
+@pytest.mark.parametrize("rule", ["sgd", "adagrad"])
+def test_copies_are_trained_by_gradients_that_are_clipped_by_a_norm(kind: str, rule: str) -> None:
+    spec = TableSpec(name="C1", dim=2, rule=rule, initializer=constant(0.0))
+    clip = StepClip(Clip(BY_GLOBAL_NORM, norm=1.0), (True,))
+    seen: list[list[NDArray[np.float32]]] = []
+    for bound in (None, RowBound(lag=100, share=0.25), RowBound(drift=0.02)):
+        seen.append([])
+        with cluster_of(2) as cluster:
+            for number in range(2):
+                cluster.run(number, partial(cluster.shards[number].add_table, spec))
+            workers = [Worker(cluster, index, 2, [spec], mode_of(kind, bound), max_held=0) for index in range(2)]
+            for step in range(20):
+                batches = [worker.read(spec, np.array([index, index + 2])) for index, worker in enumerate(workers)]
+                seen[-1] += [batch.values for batch in batches]
+                grads = [np.full((2, 2), [(step % 4) * 5 + index, 3], np.float32) for index in range(2)]
+                in_threads(
+                    *(
+                        partial(worker.training.update, [batch._replace(values=g, learning_rate=0.1)], [], 1.0, clip)
+                        for worker, batch, g in zip(workers, batches, grads, strict=True)
+                    )
+                )
+    for rows in seen[1:]:
+        np.testing.assert_allclose(rows, seen[0], rtol=1e-4)
 
 
 def test_a_copy_follows_the_row_if_the_others_have_no_examples() -> None:
