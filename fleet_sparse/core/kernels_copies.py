@@ -426,7 +426,7 @@ def find_due(
     most_held: int,
     as_gradients: NDArray[np.int64],
     due: NDArray[np.int64],
-    alone: NDArray[np.int64],
+    single_updates: NDArray[np.int64],
     num_found: NDArray[np.int64],
 ) -> None:
     """Finds out what is sent of a batch that was trained and counted.
@@ -444,11 +444,11 @@ def find_due(
         most_held: Largest amount that may be held of a copy.
         as_gradients: Output, at least `(n,)`: places whose gradients go as they are, ascending.
         due: Output, at least `(n,)`: slots of the copies whose changes go.
-        alone: Output, at least `(n,)`: slots of the copies whose gradients go as they are.
+        single_updates: Output, at least `(n,)`: slots of the copies whose gradients go as they are.
         num_found: Output, `(3,)`: the lengths of these three.
     """
     w, n = np.uint64(width), np.uint64(slots.shape[0])
-    num_gradients, num_due, num_alone = np.uint64(0), np.uint64(0), np.uint64(0)
+    num_gradients, num_due, num_single = np.uint64(0), np.uint64(0), np.uint64(0)
     for i in range(n):
         if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
             prefetch_read(counts, _COUNTS * np.uint64(slots[i + _AHEAD]))
@@ -473,13 +473,13 @@ def find_due(
         if amount <= most:
             continue
         if held <= 1 and counts[_COUNTS * slot + _STATES_HELD] <= 1:
-            as_gradients[num_gradients], alone[num_alone] = np.int64(i), slots[i]
+            as_gradients[num_gradients], single_updates[num_single] = np.int64(i), slots[i]
             num_gradients += _ONE
-            num_alone += _ONE
+            num_single += _ONE
         else:
             due[num_due] = slots[i]
             num_due += _ONE
-    num_found[0], num_found[1], num_found[2] = num_gradients, num_due, num_alone
+    num_found[0], num_found[1], num_found[2] = num_gradients, num_due, num_single
 
 
 @kernel(INT64_IN, FLOAT32S, FLOAT32S, INT64, UINT32S, FLOAT64, FLOAT32S, UINT32S, UINT32S)

@@ -6,6 +6,7 @@ the gradients, and `sent` once the push is accepted.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ _NOWHERE, _NO_COUNTS = np.empty(0, np.int64), np.empty(0, np.uint32)
 _NO_ENTRIES = Entries(_NOWHERE, _NOWHERE, _NOWHERE)
 _ANY_AMOUNT = 1 << 62
 _BYTES_OF_COUNTS = 4 * NUM_COUNTS
+_MAX_OVERLAPS = 64  # plans that may wait until they are applied, and updates of others meanwhile
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -113,8 +115,10 @@ class Plan(NamedTuple):
     """The slots that these take."""
     step: int
     """Step of the batch."""
-    number: int
+    index_version: int
     """Number of changes of the index before."""
+    ordinal: int
+    """Number of plans before."""
 
 
 class Answer(NamedTuple):
@@ -163,7 +167,7 @@ class Outgoing(NamedTuple):
     changes: tuple[Changes, ...]
     """Of rows that left, without states, and with states; none is empty. An id that left before a push that was not
     accepted, and entered again, is in two of them, in their order."""
-    alone: NDArray[np.int64]
+    single_updates: NDArray[np.int64]
     """Slots of the copies among `as_gradients`."""
 
 
@@ -216,7 +220,10 @@ class CachedTable:
         self._held, self._states_held = by_count[HELD], by_count[STATES_HELD]
         self._idle: NDArray[np.int64] = _NOWHERE
         self._left: list[Changes] = []
-        self._number = 0
+        self._index_version = self._num_plans = 0
+        # Of plans with rows that enter, until they are applied: ids whose gradients went past the cache since, and
+        # which the rows lack that were read for them.
+        self._open: OrderedDict[int, list[Ids]] = OrderedDict()
         self._step = 0
         self._merge_weight = np.float32(job.weights.of_merge)
         self._decay = np.array(spec.decay, np.float32)
@@ -286,14 +293,23 @@ class CachedTable:
             )
         plain, entering = plain[: len(missing) - len(entries.indices)], missing[entries.indices]
         self._count(read=len(ids), hit=len(ids) - len(missing), asked=len(unleased), entered=len(entering))
-        return Plan(ids, uses.slots, plain, asked, versions, entering, entries, step, self._number)
+        plan = Plan(
+            *(ids, uses.slots, plain, asked, versions, entering, entries, step),
+            *(self._index_version, self._num_plans),
+        )
+        self._num_plans += 1
+        if len(entering):
+            self._open[plan.ordinal] = []
+            if len(self._open) > _MAX_OVERLAPS:
+                self._open.popitem(last=False)
+        return plan
 
     def unplanned(self, ids: Ids) -> tuple[Plan, Arrived]:
         """Returns a plan, for `apply`, of distinct ids `(k,)` that were read in another way: no row enters."""
         slots = self._index.find(ids)
         plan = Plan(
             *(ids, slots, np.flatnonzero(slots < 0), _NOWHERE, _NO_COUNTS, _NOWHERE, _NO_ENTRIES),
-            *(self._step, self._number),
+            *(self._step, self._index_version, self._num_plans),
         )
         return plan, self._nothing
 
@@ -345,25 +361,27 @@ class CachedTable:
             optimizer_step: The rule's t.
         """
         slots, outside = plan.slots, plan.plain
-        if plan.number != self._number:  # other rows took slots since: those of this plan do not enter
+        if not self._may_enter(plan):
             slots = self._index.find(plan.ids)
             outside = np.flatnonzero(slots < 0)
         elif len(plan.entering):
             slots = slots.copy()
             slots[plan.entering] = plan.entries.slots
             self._enter(plan, arrived)
+        if len(outside) and self._open:
+            self._note_passed(plan.ids[outside])
         self._train(slots, outside, grads, learning_rate, optimizer_step)
         idle = self._idle[self._held[self._idle] > 0]
         held = self._held[idle]
         if self._may_hold:
             count_updates(slots, self._counts)
-        as_gradients, due, alone = (outside, _NOWHERE, _NOWHERE) if self._holds_all else self._due(slots)
+        as_gradients, due, single_updates = (outside, _NOWHERE, _NOWHERE) if self._holds_all else self._due(slots)
         unused = idle[held == self._held[idle]]
         if len(unused):
             due = np.union1d(due, unused)
         idle = self._index.age(len(plan.ids), plan.step)
         self._idle = idle[self._held[idle] > 0]
-        return Outgoing(as_gradients, self._changes_of(due), alone)
+        return Outgoing(as_gradients, self._changes_of(due), single_updates)
 
     def flush(self) -> Outgoing:
         """Returns all that is held, with all states; to be sent and passed to `sent`."""
@@ -379,8 +397,8 @@ class CachedTable:
         for changes in outgoing.changes:
             has_states = changes.states.shape[1] > 0 or self._state_width == 0
             self._settle(changes.slots, changes.amounts, has_states=has_states)
-        if len(outgoing.alone):
-            self._settle(outgoing.alone, self._amounts_of_gradients(outgoing.alone), has_states=True)
+        if len(outgoing.single_updates):
+            self._settle(outgoing.single_updates, self._amounts_of_gradients(outgoing.single_updates), has_states=True)
         self._left.clear()
 
     def forget_versions(self) -> None:
@@ -403,7 +421,8 @@ class CachedTable:
         self._held[:] = self._states_held[:] = 0
         self._left.clear()
         self._idle = _NOWHERE
-        self._number += 1
+        self._index_version += 1
+        self._open.clear()
 
     def add_held(self, ids: Ids, out: Floats) -> None:
         """Adds the held updates to rows that were pulled, `(n, dim)`, for an evaluation. Notes no use."""
@@ -474,6 +493,22 @@ class CachedTable:
         )
         self._index.lease(of_asked, step + steps)
 
+    def _may_enter(self, plan: Plan) -> bool:
+        """Returns whether the rows of a plan may enter: their slots are as they were, and no update is missing."""
+        passed = self._open.pop(plan.ordinal, None)
+        if plan.index_version != self._index_version:
+            return False
+        if not len(plan.entering) or (passed is not None and not passed):
+            return True
+        return passed is not None and not np.isin(plan.ids[plan.entering], np.concatenate(passed)).any()
+
+    def _note_passed(self, ids: Ids) -> None:
+        """Takes note of ids whose gradients go past the cache, which may enter it by other plans."""
+        for passed in self._open.values():
+            passed.append(ids)
+        while self._open and len(next(iter(self._open.values()))) > _MAX_OVERLAPS:  # of a step that failed
+            self._open.popitem(last=False)
+
     def _enter(self, plan: Plan, arrived: Arrived) -> None:
         """Gives entering rows their slots; what the rows that had them hold is kept until it is sent."""
         slots = plan.entries.slots
@@ -484,7 +519,7 @@ class CachedTable:
             (changes,) = self._made(with_updates, has_states=True)
             self._left.append(changes._replace(slots=np.full(len(with_updates), -1)))
         self._index.replace(plan.ids[plan.entering], plan.entries, 0 if self._is_single_worker else plan.step)
-        self._number += 1
+        self._index_version += 1
         for values, of, width in (
             (self._rows, arrived.rows, self._dim),
             (self._bases, arrived.rows, self._dim),
@@ -528,14 +563,14 @@ class CachedTable:
     def _due(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns the first and the last field of `Outgoing`, and between them the copies whose changes are due."""
         n, terms = len(slots), self._bound_terms
-        as_gradients, due, alone = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        as_gradients, due, single_updates = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         find_due(
             *(slots, self._rows, self._bases, self._dim, self._counts),
             *(self._num_sharing, terms.lag, terms.share, terms.units_per_distance, self._most_held),
-            *(as_gradients, due, alone, self._num_found),
+            *(as_gradients, due, single_updates, self._num_found),
         )
-        num_gradients, num_due, num_alone = self._num_found.tolist()
-        return as_gradients[:num_gradients], due[:num_due], alone[:num_alone]
+        num_gradients, num_due, num_single = self._num_found.tolist()
+        return as_gradients[:num_gradients], due[:num_due], single_updates[:num_single]
 
     def _amounts(self, slots: NDArray[np.int64]) -> Counts:
         """Returns how much copies hold: updates, or units of distance."""

@@ -351,6 +351,51 @@ def test_ids_that_a_float_cannot_tell_apart_are_two_rows(ids: list[int]) -> None
         assert job.workers[1].evaluate(job.spec, both)[:, 0].tolist() == [6.0, 3.0]
 
 
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("max_held", [None, 0])
+def test_a_row_does_not_enter_without_an_update_that_was_made_since_it_was_read(
+    num_workers: int, max_held: int | None
+) -> None:
+    with cluster_of(1) as cluster:
+        options: dict[str, Any] = {"admission": SECOND, "max_held": max_held}
+        job = CountingJob(cluster, "async", LOOSE, num_workers, 0, **options)
+        worker, ids = job.workers[0], np.array([1])
+        first, second = (worker.read(job.spec, ids) for _ in range(2))  # it enters by the second
+        for number, batch in enumerate((first, second, worker.read(job.spec, ids)), 1):
+            job.update(0, batch)
+            assert worker.read(job.spec, ids).values[0, 0] == number
+        worker.training.drain()
+        assert worker.evaluate(job.spec, ids)[0, 0] == 3
+
+
+@pytest.mark.guarantee("H3")
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.sampled_from([None, 0]),
+    st.sampled_from([ALL, SECOND, ESTIMATE]),
+    st.integers(1, 24),
+    st.integers(0, 2**32),
+)
+def test_own_updates_are_there_once_though_batches_overlap(
+    num_workers: int, max_held: int | None, admission: Any, max_rows: int, seed: int
+) -> None:
+    """As those of threads that train."""
+    with cluster_of(2) as cluster:
+        options: dict[str, Any] = {"max_held": max_held, "admission": admission, "max_rows": max_rows}
+        job = CountingJob(cluster, "async", LOOSE, num_workers, seed, **options)
+        begun: list[tuple[int, RowBatch]] = []
+        for _ in range(120):
+            if len(begun) < 4:
+                worker = int(job.rng.integers(num_workers))
+                begun.append((worker, job.read(worker)))
+            else:
+                job.update(*begun.pop(int(job.rng.integers(len(begun)))))
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
 @pytest.mark.guarantee("H2")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("max_held", [None, 0])
