@@ -375,7 +375,7 @@ def find_leases(
         steps_off: By how many steps leases are shorter.
         most_steps: Longest lease.
         asked_slots: Output, `(n,)`: the slot of each; -1 for ids that enter.
-        steps: Output, `(n,)`.
+        steps: Output, `(n,)`; -1 if a copy is not leased any more once others have gone on in this step.
     """
     row = _ZERO
     for i in range(np.uint64(asked.shape[0])):
@@ -384,7 +384,7 @@ def find_leases(
         if left >= _ROW_FOLLOWS:
             left = lease_steps(int(versions[row]), lag, share, num_workers) if has_leases else 0
             row += _ONE
-        steps[i] = min(max(left - steps_off, 0), most_steps)
+        steps[i] = min(max(left - steps_off, -1), most_steps)
 
 
 @kernel(INT64_IN, UINT32_IN, UINT32S)
@@ -522,6 +522,17 @@ def read_changes(
         if units_per_distance > 0.0:
             moved = float(_displacement(copies, bases, slot * w, w))
             amounts[i] = max(units(moved, units_per_distance), int(held > 0))
+
+
+@kernel(INT64_IN, UINT32_IN, UINT32S)
+def advance_versions(slots: NDArray[np.int64], amounts: NDArray[np.uint32], counts: NDArray[np.uint32]) -> None:
+    """Adds amounts to the known clocks of copies, which wrap; both are `(n,)`. Slots of -1 are passed over."""
+    for i in range(np.uint64(slots.shape[0])):
+        if slots[i] >= 0:
+            at = _COUNTS * np.uint64(slots[i])
+            if counts[at + _KNOWN] != _NO_VERSION:
+                counts[at + _KNOWN] += amounts[i]
+                counts[at + _STATES_KNOWN] += amounts[i]
 
 
 @kernel(INT64_IN, UINT32_IN, BOOL, UINT32S)

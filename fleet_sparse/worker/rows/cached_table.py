@@ -22,6 +22,7 @@ from fleet_sparse.core.kernels_copies import (
     NUM_COUNTS,
     STATES_HELD,
     STATES_KNOWN,
+    advance_versions,
     begin_counts,
     count_lags,
     count_updates,
@@ -106,7 +107,7 @@ class Plan(NamedTuple):
     plain: NDArray[np.int64]
     """Places that are pulled as without a cache."""
     asked: NDArray[np.int64]
-    """Places that the pservers are asked about."""
+    """Places that the pservers are asked about with the rows of the batch."""
     versions: Counts
     """Versions of the copies at `asked`; `NO_VERSION` if row and states should follow."""
     entering: NDArray[np.int64]
@@ -119,6 +120,8 @@ class Plan(NamedTuple):
     """Number of changes of the index before."""
     ordinal: int
     """Number of plans before."""
+    late: NDArray[np.int64] = _NOWHERE
+    """Places of copies that the pservers are asked about when the batch is used, of a plan that is made ahead."""
 
 
 class Answer(NamedTuple):
@@ -169,6 +172,9 @@ class Outgoing(NamedTuple):
     accepted, and entered again, is in two of them, in their order."""
     single_updates: NDArray[np.int64]
     """Slots of the copies among `as_gradients`."""
+
+
+NOTHING_SENT = Outgoing(_NOWHERE, (), _NOWHERE)
 
 
 class Counters(NamedTuple):
@@ -272,30 +278,37 @@ class CachedTable:
         arrays += [self._base_states] if self._has_base_states else []
         return self._index.num_bytes + sum(array.nbytes for array in arrays)
 
-    def plan(self, ids: Ids, step: int) -> Plan:
+    def plan(self, ids: Ids, step: int, sending: Outgoing | None = None) -> Plan:
         """Decides how the rows of a batch that is trained are read.
 
         Args:
             ids: `(k,)`, distinct.
             step: Number of the step, or of the batch where steps are not counted; larger than in the plan before.
+            sending: The push with which the pservers are asked, if the batch is that of the next step. Where other
+                workers may go on before this step begins, copies are asked about late.
         """
-        self._step = step
-        uses = self._index.use(ids, 0 if self._is_single_worker else step)
-        unleased, missing = uses.unleased, uses.missing
+        self._step = step = 0 if self._is_single_worker else step
+        uses = self._index.use(ids, step)
+        unleased, missing, late = uses.unleased, uses.missing, _NOWHERE
+        if sending is not None and not self._job.is_merged:
+            unleased, late = _NOWHERE, unleased
         entries = self._index.choose(ids[missing]) if len(missing) else _NO_ENTRIES
         most_asked = len(unleased) + len(entries.indices)
         asked, plain = np.empty(most_asked, np.int64), np.empty(len(missing), np.int64)
         versions = np.empty(most_asked, np.uint32)
         if most_asked or len(missing):
+            if sending is not None:  # it is applied before the asks are answered
+                self._advance(sending, 1)
             plan_reads(
                 *(uses.slots, unleased, missing, entries.indices, self._counts, self._state_width > 0),
                 *(asked, versions, plain),
             )
+            if sending is not None:
+                self._advance(sending, -1)
         plain, entering = plain[: len(missing) - len(entries.indices)], missing[entries.indices]
-        self._count(read=len(ids), hit=len(ids) - len(missing), asked=len(unleased), entered=len(entering))
         plan = Plan(
             *(ids, uses.slots, plain, asked, versions, entering, entries, step),
-            *(self._index_version, self._num_plans),
+            *(self._index_version, self._num_plans, late),
         )
         self._num_plans += 1
         if len(entering):
@@ -312,6 +325,23 @@ class CachedTable:
             *(self._step, self._index_version, self._num_plans),
         )
         return plan, self._nothing
+
+    def late_plan(self, plan: Plan) -> Plan:
+        """Returns what is left to ask about a batch whose plan was made ahead, for `refresh`."""
+        late = plan.late
+        versions = np.empty(len(late), np.uint32)
+        plan_reads(
+            *(plan.slots, late, _NOWHERE, _NOWHERE, self._counts, self._state_width > 0),
+            *(np.empty_like(late), versions, _NOWHERE),
+        )
+        return plan._replace(
+            plain=_NOWHERE, asked=late, versions=versions, entering=_NOWHERE, entries=_NO_ENTRIES, late=_NOWHERE
+        )
+
+    def refresh(self, plan: Plan, answer: Answer) -> None:
+        """Refreshes copies by the answer to a `late_plan`, before `take`."""
+        self._count(asked=len(plan.asked))
+        self._note(plan, self._with_left(plan, answer) if self._left else answer)
 
     def count_lags(
         self, plan: Plan, answer: Answer, num_per_shard: NDArray[np.int64], counts: NDArray[np.int64]
@@ -340,8 +370,13 @@ class CachedTable:
         Returns:
             The rows that enter, for `apply`.
         """
+        num_read, num_hit = len(plan.ids), len(plan.ids) - len(plan.plain) - len(plan.entering)
+        self._count(read=num_read, hit=num_hit, asked=len(plan.asked) - len(plan.entering))
         if self._left:  # the pservers do not have their updates yet
-            answer = self._with_left(plan, answer, out)
+            answer = self._with_left(plan, answer)
+            plain = out[plan.plain]
+            self._add_left(plan.ids[plan.plain], plain)
+            out[plan.plain] = plain
         arrived = self._note(plan, answer) if len(plan.asked) else self._nothing
         gather_copies(self._rows, plan.slots, self._dim, out.reshape(-1))
         if len(plan.entering):
@@ -404,16 +439,19 @@ class CachedTable:
     def forget_versions(self) -> None:
         """Takes note that a push failed after it was accepted: which updates the pservers have is not known any more.
 
-        The next use of each copy asks, and the row follows. The only worker of a job asks about no copy: it drops them
-        if they are not what it will write back.
+        The next use of each copy asks, and the row follows. The only worker of a job asks about no copy: it will write
+        all of them back, or drops them if it holds nothing back.
         """
-        if self._is_single_worker and not self._may_hold:
-            self.forget()
-            return
         used = np.arange(self.num_rows)
-        self._known[used] = NO_VERSION
         if not self._is_single_worker:
+            self._known[used] = NO_VERSION
             self._index.lease(used, np.full(len(used), self._step - 1, np.int64))
+        elif self._may_hold:
+            self._held[used], self._states_held[used] = (
+                np.maximum(held[used], 1) for held in (self._held, self._states_held)
+            )
+        else:
+            self.forget()
 
     def forget(self) -> None:
         """Drops all copies, and what they hold."""
@@ -435,6 +473,13 @@ class CachedTable:
         else:
             out[places] += self._row_changes(slots[places])
 
+    def _advance(self, outgoing: Outgoing, sign: int) -> None:
+        """Makes the versions of copies newer by what a push has of them or, with a sign of -1, older again."""
+        parts = [(changes.slots, changes.amounts) for changes in outgoing.changes]
+        parts.append((outgoing.single_updates, self._amounts_of_gradients(outgoing.single_updates)))
+        for slots, amounts in parts:
+            advance_versions(slots, amounts if sign > 0 else -amounts, self._counts)
+
     def _zero_states(self, num_rows: int) -> Floats:
         return np.zeros(num_rows * self._state_width, np.float32)
 
@@ -443,14 +488,11 @@ class CachedTable:
         known = self._known[slots]
         return np.where(known == NO_VERSION, np.uint32(0), known)
 
-    def _with_left(self, plan: Plan, answer: Answer, out: Floats) -> Answer:
-        """Returns an answer with the updates of rows that left, and adds them to the plain rows in `out`."""
+    def _with_left(self, plan: Plan, answer: Answer) -> Answer:
+        """Returns an answer with the updates of rows that left."""
         rows, states, asked = answer.rows.copy(), answer.states.copy(), plan.ids[plan.asked]
         self._add_left(asked[answer.slack >= ROW_FOLLOWS], rows)
         self._put_left_states(asked[answer.slack == STATES_FOLLOW], states)
-        plain = out[plan.plain]
-        self._add_left(plan.ids[plan.plain], plain)
-        out[plan.plain] = plain
         return answer._replace(rows=rows, states=states)
 
     def _note(self, plan: Plan, answer: Answer) -> Arrived:
@@ -513,12 +555,12 @@ class CachedTable:
         """Gives entering rows their slots; what the rows that had them hold is kept until it is sent."""
         slots = plan.entries.slots
         leaving = slots[slots < self.num_rows]
-        self._count(left=len(leaving))
+        self._count(entered=len(slots), left=len(leaving))
         with_updates = leaving[(self._held[leaving] > 0) | (self._states_held[leaving] > 0)]
         if len(with_updates):
             (changes,) = self._made(with_updates, has_states=True)
             self._left.append(changes._replace(slots=np.full(len(with_updates), -1)))
-        self._index.replace(plan.ids[plan.entering], plan.entries, 0 if self._is_single_worker else plan.step)
+        self._index.replace(plan.ids[plan.entering], plan.entries, plan.step)
         self._index_version += 1
         for values, of, width in (
             (self._rows, arrived.rows, self._dim),

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
 from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
-from .cached_table import Arrived, CachedTable, CacheJob, Changes, Counters, Outgoing, Plan
+from .cached_table import NOTHING_SENT, Answer, Arrived, CachedTable, CacheJob, Changes, Counters, Outgoing, Plan
 from .deduplicator import Deduplicator, UniqueIds
 from .early_rows import EarlyRows
 from .row_batch import RowBatch
@@ -29,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 NUM_LAG_CLASSES = 33
 _MAX_READS = 64  # reads that may wait for their update: of threads that train, and of runs that failed
+_MAX_ASKS = 8  # in one lookup, while pservers are started again
 _ID_BYTES, _FLOAT_BYTES, _VERSION_BYTES, _COUNT_BYTES, _SLACK_BYTES = 8, 4, 4, 4, 1
 
 
@@ -66,6 +68,11 @@ class _Lookup(NamedTuple):
     """Rows that are pulled as without a cache."""
     ask: RowAsk | None
 
+    @property
+    def has_late(self) -> bool:
+        """True if there is more to ask when the batch is used."""
+        return self.plan is not None and len(self.plan.late) > 0
+
 
 class _Ahead(NamedTuple):
     """The rows of the next step, on their way with the answer to a push."""
@@ -73,6 +80,13 @@ class _Ahead(NamedTuple):
     coming: EarlyRows
     lookups: list[_Lookup]
     call: TableCall
+
+
+class _Arrivals(NamedTuple):
+    """Lookups that were made ahead, and the answers to their asks."""
+
+    lookups: list[_Lookup]
+    extra: Sequence[ExtraBlock]
 
 
 class RowCaches:
@@ -138,20 +152,14 @@ class RowCaches:
         with self._lock:
             self._num_batches += 1
             self._coming = coming
-            found = self._arrived(early)
-            batches = [batch for batch in batches if batch.spec.name not in found]
-            while batches or not found:
-                self._note_failures()
-                lookups = [self._looked_up(batch, step or self._num_batches) for batch in batches]
-                plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
-                asks = [lookup.ask for lookup in lookups if lookup.ask is not None]
-                extra: Sequence[ExtraBlock] = ()
-                if step or plain or asks:
-                    extra = self._client.start_pull(plain, step=step, asks=asks, owns_memory=True).wait()
-                if self._client.num_rejoins != self._noted[1]:
-                    continue  # a pserver that was started again may have answered, whose clocks begin at 0
-                self._finish_all(lookups, extra)
-                break
+            ahead = self._arrived(early)
+            for _ in range(_MAX_ASKS):
+                if self._filled(batches, ahead, step):
+                    return
+                ahead = None
+        raise FleetSparseError(
+            f"row caches: pservers were started again during {_MAX_ASKS} lookups of one step. Look at their logs"
+        )
 
     def as_sent(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns rows or gradients as the other side of a frame reads them: the same array if they are not rounded."""
@@ -190,13 +198,17 @@ class RowCaches:
 
         Gradients should be finite. If it raises, the caches hold the updates of their rows.
         """
-        with self._trained(batches) as (pushes, changes):
+        with self._trained(batches) as (pushes, changes, trained):
             coming, self._coming = self._coming, None
             if coming is None:
                 return self._client.start_update(pushes, dense, pulls, weight=weight, step=step, changes=changes)
             self._num_batches += 1
             next_step = step + 1 if step else self._num_batches
-            lookups = [self._looked_up(batch, next_step) for batch in coming.batches.values()]
+            sending = {table.spec.name: outgoing for table, outgoing in trained}
+            lookups = [
+                self._looked_up(batch, next_step, sending.get(batch.spec.name, NOTHING_SENT))
+                for batch in coming.batches.values()
+            ]
             plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
             asks = [lookup.ask for lookup in lookups if lookup.ask is not None]
             # Where steps are counted the answer says that this one is complete.
@@ -228,7 +240,7 @@ class RowCaches:
         Arguments and errors are those of `TableClient.start_commit`.
         """
         prepared, self._prepared = self._prepared, ()
-        with self._trained(prepared, {spec.name: values for spec, values in factors}) as (_, changes):
+        with self._trained(prepared, {spec.name: values for spec, values in factors}) as (_, changes, _):
             assert not changes, "no updates are held back"
             return self._client.start_commit(factors, dense, pulls, step=step)
 
@@ -295,12 +307,14 @@ class RowCaches:
     @contextmanager
     def _trained(
         self, batches: Sequence[RowBatch], factors: Mapping[str, NDArray[np.float32]] | None = None
-    ) -> Iterator[tuple[list[RowBatch], list[RowChange]]]:
-        """Yields the gradients and changes that a step pushes. If the block ends well, they count as sent.
+    ) -> Iterator[tuple[list[RowBatch], list[RowChange], list[tuple[CachedTable, Outgoing]]]]:
+        """Yields the gradients and changes that a step pushes, and what it has of each table.
+
+        If the block ends well, they count as sent.
 
         With `factors`, by table, the pservers multiply the gradients before they apply them.
         """
-        pushes, changes, sent = [], [], []
+        pushes, changes, trained = [], [], []
         with self._lock:
             self._drop_ahead()
             for batch in map(self._weighted, batches):
@@ -318,26 +332,52 @@ class RowCaches:
                 pushes.append(batch if is_whole else batch.at(as_gradients))
                 changes += self._changes(table, outgoing, batch.optimizer_step)
                 self._count_update(table, len(batch.unique.ids), outgoing)
-                sent.append((table, outgoing))
-            yield pushes, changes
-            for table, outgoing in sent:
+                trained.append((table, outgoing))
+            yield pushes, changes, trained
+            for table, outgoing in trained:
                 table.sent(outgoing)
 
     # With the lock held
 
-    def _arrived(self, early: EarlyRows | None) -> set[str]:
-        """Finishes the lookups that were made ahead for this step; returns the names of their tables."""
+    def _arrived(self, early: EarlyRows | None) -> _Arrivals | None:
+        """Returns the lookups that were made ahead for this step, and their answers; None if there are none."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            return set()
-        if ahead.coming is not early or self._noted != (self._client.num_failed_pushes, self._client.num_rejoins):
+            return None
+        if ahead.coming is not early or self._has_failures():
             ahead.call.abandon()
-            return set()
+            return None
         extra = ahead.call.wait()
-        if self._noted != (self._client.num_failed_pushes, self._client.num_rejoins):
-            return set()
-        self._finish_all(ahead.lookups, extra)
-        return {lookup.batch.spec.name for lookup in ahead.lookups}
+        return None if self._has_failures() else _Arrivals(ahead.lookups, extra)
+
+    def _filled(self, batches: Sequence[RowBatch], ahead: _Arrivals | None, step: int) -> bool:
+        """Fills batches with rows; returns False if a pserver that was started again meanwhile may have answered.
+
+        Its clocks begin at 0.
+        """
+        if self._note_failures():
+            ahead = None
+        of_ahead = [] if ahead is None else ahead.lookups
+        names = {lookup.batch.spec.name for lookup in of_ahead}
+        lookups = [
+            self._looked_up(batch, step or self._num_batches) for batch in batches if batch.spec.name not in names
+        ]
+        late = [_late(each, each.table) for each in of_ahead if each.table is not None and each.has_late]
+        extra: Sequence[ExtraBlock] = ()
+        if ahead is None or lookups or late:
+            plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
+            asks = [lookup.ask for lookup in (*lookups, *late) if lookup.ask is not None]
+            if step or plain or asks:
+                extra = self._client.start_pull(plain, step=step, asks=asks, owns_memory=True).wait()
+            if self._client.num_rejoins != self._noted[1]:
+                return False
+        for lookup in late:
+            if lookup.table is not None and lookup.plan is not None:
+                lookup.table.refresh(lookup.plan, self._answer(lookup, lookup.table, lookup.plan, extra))
+        if ahead is not None:
+            self._finish_all(ahead.lookups, ahead.extra)
+        self._finish_all(lookups, extra)
+        return True
 
     def _drop_ahead(self) -> None:
         """Drops rows that were asked for ahead: what the caches hold, or who uses them, has changed since."""
@@ -362,18 +402,23 @@ class RowCaches:
         table = self._tables.get(spec.name)
         return table if table is not None and (table.spec is spec or table.spec == spec) else None
 
-    def _note_failures(self) -> None:
-        newest = self._client.num_failed_pushes, self._client.num_rejoins
-        if newest != self._noted:
-            self._noted = newest
-            for table in (self._tables or {}).values():
-                table.forget_versions()
+    def _has_failures(self) -> bool:
+        return self._noted != (self._client.num_failed_pushes, self._client.num_rejoins)
 
-    def _looked_up(self, batch: RowBatch, step: int) -> _Lookup:
+    def _note_failures(self) -> bool:
+        """Returns whether a push has failed, or a pserver was started again, since the last call."""
+        if not self._has_failures():
+            return False
+        self._noted = self._client.num_failed_pushes, self._client.num_rejoins
+        for table in (self._tables or {}).values():
+            table.forget_versions()
+        return True
+
+    def _looked_up(self, batch: RowBatch, step: int, sending: Outgoing | None = None) -> _Lookup:
         table = self._table(batch.spec)
         if table is None:
             return _Lookup(batch, None, None, batch, None)
-        plan = table.plan(batch.unique.ids, step)
+        plan = table.plan(batch.unique.ids, step, sending)
         plain = batch
         if len(plan.plain) < len(plan.ids):
             plain = RowBatch.empty(batch.spec, batch.unique.at(plan.plain))
@@ -385,25 +430,27 @@ class RowCaches:
         assert plan is not None, "the table is cached"
         if lookup.plain is not batch and len(plan.plain):
             batch.values[plan.plain] = lookup.plain.values
-        answer = table.no_answer
-        if lookup.ask is not None:
-            own = [each for each in extra if each.block.table_id == batch.spec.table_id and each.block.copies]
-            own.sort(key=lambda each: (each.shard, each.part))
-            answer = answer_of(lookup.ask, [each.block for each in own])
-            table.count_lags(plan, answer, batch.unique.num_per_shard, self._lags[batch.spec.name])
-        arrived = table.take(plan, answer, batch.values)
+        arrived = table.take(plan, self._answer(lookup, table, plan, extra), batch.values)
         if self._client.rows_dtype is not RowDtype.FLOAT32:
             batch.values[:] = self.as_sent(batch.values)  # as without a cache
         self._reads[id(batch.unique)] = _Read(batch.unique, plan, arrived)
         if len(self._reads) > _MAX_READS:
             self._reads.popitem(last=False)
-        row_bytes = _FLOAT_BYTES * batch.spec.dim
         plain_bytes = self._client.rows_dtype.in_frames.itemsize * batch.spec.dim
-        num_asked = len(plan.asked)
-        without = len(plan.ids) * (_ID_BYTES + plain_bytes)
-        used = len(plan.plain) * (_ID_BYTES + plain_bytes) + num_asked * (_ID_BYTES + _VERSION_BYTES + _SLACK_BYTES)
-        used += len(answer.rows) * (_VERSION_BYTES + row_bytes) + answer.states.nbytes
-        self._saved[batch.spec.name] += without - used
+        self._saved[batch.spec.name] += (len(plan.ids) - len(plan.plain)) * (_ID_BYTES + plain_bytes)
+
+    def _answer(self, lookup: _Lookup, table: CachedTable, plan: Plan, extra: Sequence[ExtraBlock]) -> Answer:
+        """Returns the answer to the ask of a lookup, and counts its bytes and the lags of copies."""
+        if lookup.ask is None:
+            return table.no_answer
+        spec = table.spec
+        own = [each for each in extra if each.block.table_id == spec.table_id and each.block.copies]
+        own.sort(key=lambda each: (each.shard, each.part))
+        answer = answer_of(lookup.ask, [each.block for each in own])
+        table.count_lags(plan, answer, lookup.batch.unique.num_per_shard, self._lags[spec.name])
+        num_bytes = len(plan.asked) * (_ID_BYTES + _VERSION_BYTES + _SLACK_BYTES) + answer.states.nbytes
+        self._saved[spec.name] -= num_bytes + len(answer.rows) * (_VERSION_BYTES + _FLOAT_BYTES * spec.dim)
+        return answer
 
     def _taken(self, batch: RowBatch, table: CachedTable) -> tuple[Plan, Arrived]:
         """Returns the plan of a batch; one without entering rows if it was not looked up for training."""
@@ -448,6 +495,13 @@ class RowCaches:
             saved -= len(changes.ids) * (_ID_BYTES + row_bytes + _COUNT_BYTES) + changes.states.nbytes
             saved -= len(changes.ids) * _VERSION_BYTES if changes.states.shape[1] else 0
         self._saved[table.spec.name] += saved
+
+
+def _late(lookup: _Lookup, table: CachedTable) -> _Lookup:
+    """Returns what is left to ask about a batch that was looked up ahead."""
+    assert lookup.plan is not None, "the table is cached"
+    plan = table.late_plan(lookup.plan)
+    return lookup._replace(plan=plan, ask=RowAsk(table.spec, lookup.batch.unique.at(plan.asked), plan.versions))
 
 
 def is_cached(spec: TableSpec) -> bool:

@@ -1,8 +1,9 @@
 """Workers that cache rows of one table: in each step every worker adds 1 to its own value of the rows that it looks up.
 
-MODE is async, lag or sync, LOOK_AHEAD chooses it. Each step checks that the worker sees its own updates and how many of
-the others' it lacks. After a barrier the rows have all updates, and so has a snapshot: in sync of all workers, else of
-worker 0.
+MODE is async, lag or sync, LOOK_AHEAD chooses it. Each step checks that the worker sees its own updates, and at most
+LAG fewer of the other's than that one had made before; in async with look-ahead, which pulls rows without a copy early,
+than before the last step. After a barrier the rows have all updates, and so has a snapshot: in sync of all workers,
+else of worker 0.
 """
 
 import os
@@ -15,6 +16,7 @@ import paddle.distributed.fleet as fleet
 from program import minimize, start, table
 
 import fleet_sparse
+from fleet_sparse.plugin.active_session import active
 
 LAG, NUM_IDS, NUM_STEPS = 40, 60, 80
 mode, num_workers, worker = os.environ["MODE"], fleet.worker_num(), fleet.worker_index()
@@ -46,11 +48,26 @@ def passed(num_steps):
 
 
 num_made = np.zeros(NUM_IDS, np.int64)
+shown = np.memmap(f"shown{worker}", np.int64, "w+", shape=NUM_IDS)  # its updates, for the other worker
+fleet.barrier_worker()
+other = 1 - worker
+of_other = np.memmap(f"shown{other}", np.int64, "r", shape=NUM_IDS)
+pulls_early = os.environ.get("LOOK_AHEAD") and mode != "sync"
+client = active().connection("e2e").client
+most_lacked = 0
 for _ in range(2):
+    before = of_other.copy()
     for feed in passed(NUM_STEPS // 2):
+        now = of_other.copy()
         (seen,) = exe.run(feed=feed, fetch_list=[rows])
         np.testing.assert_array_equal(seen[:, worker], num_made[feed["ids"]])
+        lacked = (before if pulls_early else now)[feed["ids"]] - seen[:, other]
+        assert lacked.max() <= LAG, lacked
+        most_lacked = max(most_lacked, lacked.max())
+        before = now
         num_made[feed["ids"]] += 1
+        client.flush()  # what is on its way is not made yet
+        shown[:] = num_made
     fleet.barrier_worker()
     np.save(f"made{worker}.part", num_made)
     Path(f"made{worker}.part.npy").rename(f"made{worker}.npy")
@@ -62,6 +79,7 @@ for _ in range(2):
 stats = fleet_sparse.stats()["row_cache"]["counter"]
 assert stats["hits"] > stats["reads"] / 3, stats
 assert stats["held"] == 0, stats
+assert mode != "sync" or most_lacked > 0, most_lacked
 assert stats["left"] > 0, stats
 for feed in passed(10):
     exe.run(feed=feed, fetch_list=[])

@@ -342,6 +342,27 @@ def test_versions_that_are_unknown_are_asked_for() -> None:
     assert plan.versions.tolist() == [NO_VERSION, NO_VERSION]
 
 
+def test_the_only_worker_writes_back_again_what_a_lost_push_had() -> None:
+    job = CachedJob(CacheJob(RowBound(lag=5), 1, 0, admission=ALL), 4, 1, NUM_IDS)
+    ids, table = np.array([1, 2]), job.tables[0]
+    for step in range(1, 4):
+        job.update(0, job.read(0, ids, step), np.full((2, 1), -1, np.float32))
+    table.sent(table.flush())  # the client accepts it, and the pserver never gets it
+    table.forget_versions()
+    assert job.read(0, ids, 4).rows[:, 0].tolist() == [3, 3]
+    job.flush(0)
+    assert job.rows[ids, 0].tolist() == [3, 3]
+
+
+def test_the_only_worker_asks_about_no_copy_in_any_step() -> None:
+    job = CachedJob(CacheJob(RowBound(lag=5), 1, 0, admission=ALL), 20, 1, NUM_IDS)
+    ids = np.arange(10)
+    for step in range(1, 3 << 23, 1 << 16):  # leases tell 2^23 steps apart
+        begun = job.read(0, ids, step)
+        assert len(begun.plan.asked) == (10 if step == 1 else 0)
+        job.update(0, begun, np.full((10, 1), -1, np.float32))
+
+
 def test_a_forgotten_cache_is_empty() -> None:
     job = CountingJob(CacheJob(RowBound(lag=50), 2, 0, admission=ALL), 10, 0)
     in_lockstep(job, 20)

@@ -139,8 +139,8 @@ class CountingJob:
         self.lookups = [SuccessiveLookups(worker.deduplicator, [self.spec]) for worker in self.workers]
         self.coming: list[tuple[dict[str, list[int]], EarlyRows] | None] = [None] * num_workers
 
-    def read(self, worker: int) -> RowBatch:
-        """Reads a batch and checks its rows.
+    def read(self, worker: int, coming: dict[str, list[int]] | None = None) -> RowBatch:
+        """Reads a batch and checks its rows. With look-ahead, `coming` is the next one.
 
         With look-ahead, where it pulls early what others may change, the copies are checked: all rows that the worker
         updated before, if none leaves its cache.
@@ -150,11 +150,11 @@ class CountingJob:
             self.updates.check(worker, batch.unique.ids, batch.values)
             return batch
         ids, early = self.coming[worker] or ({self.spec.name: self.updates.batch().tolist()}, None)
-        next_ids = {self.spec.name: self.updates.batch().tolist()}
-        coming = self.lookups[worker].announce(next_ids, ids)
-        self.coming[worker] = next_ids, coming
+        next_ids = coming or {self.spec.name: self.updates.batch().tolist()}
+        announced = self.lookups[worker].announce(next_ids, ids)
+        self.coming[worker] = next_ids, announced
         batch = self.lookups[worker].of(ids, early)[self.spec.name].rows
-        self.workers[worker].training.prefetch([batch], early, coming)
+        self.workers[worker].training.prefetch([batch], early, announced)
         found = batch.unique.ids
         self.updates.check_own(worker, found, batch.values)
         is_copy = self.num_made[found, worker] > 0
@@ -349,6 +349,52 @@ def test_ids_that_a_float_cannot_tell_apart_are_two_rows(ids: list[int]) -> None
         assert worker.evaluate(job.spec, both)[:, 0].tolist() == [6.0, 3.0]
         worker.training.drain()
         assert job.workers[1].evaluate(job.spec, both)[:, 0].tolist() == [6.0, 3.0]
+
+
+@pytest.mark.guarantee("H1")
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@settings(max_examples=10, deadline=None)
+@given(BOUNDS, st.integers(2, 4), st.integers(1, 3), st.sampled_from([None, 0]), st.integers(0, 2**32))
+def test_a_copy_that_is_looked_ahead_lacks_at_most_the_bound(
+    kind: str, bound: RowBound, num_workers: int, num_shards: int, max_held: int | None, seed: int
+) -> None:
+    """In async mode and with a step lag workers run at their own speed."""
+    with cluster_of(num_shards) as cluster:
+        job = CountingJob(cluster, kind, bound, num_workers, seed, looks_ahead=True, max_held=max_held)
+        begun: list[RowBatch | None] = [None] * num_workers
+        ended = [0] * num_workers
+        for _ in range(2):
+            for _ in range(30 if job.is_merged else 100):
+                if job.is_merged:
+                    job.step()
+                    continue
+                worker = int(job.rng.integers(num_workers))
+                batch = begun[worker]
+                if batch is not None:
+                    job.update(worker, batch)
+                    ended[worker], begun[worker] = ended[worker] + 1, None
+                elif kind == "async" or min(ended) >= ended[worker] - 1:
+                    begun[worker] = job.read(worker)
+            for worker, batch in enumerate(begun):
+                if batch is not None:
+                    job.update(worker, batch)
+            begun, ended = [None] * num_workers, [0] * num_workers
+            job.meet()
+            np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+def test_own_updates_are_no_lag_of_copies_that_are_looked_ahead() -> None:
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "sync", RowBound(lag=20), 2, 0, looks_ahead=True)
+        batch = {job.spec.name: [1, 2, 3]}
+        for _ in range(40):
+            job.update(0, job.read(0, batch))
+            job.update(1, job.workers[1].read(job.spec, np.array([9])))
+        caches = job.workers[0].caches
+        assert caches is not None
+        counters = caches.stats()[job.spec.name].counters
+    assert (counters.hit > 100, counters.refreshed) == (True, 0)
 
 
 @pytest.mark.guarantee("H3")
