@@ -86,7 +86,7 @@ class LockstepJob:
         self._spec = TableSpec(name="rows", dim=1, rule=rule, initializer=constant(0.0))
         self.num_states = self._spec.update_rule.num_states
         self._bound, self._traces, self._num_workers = bound, traces, len(traces)
-        job = CacheJob(bound, self._num_workers, 0)
+        job = CacheJob(bound, self._num_workers, 0, is_merged=self._num_workers > 1)
         self._tables = [CachedTable(self._spec, capacity, job) for _ in traces]
         self._clocks = np.zeros(traces[0].num_ids, np.uint32)
 

@@ -277,7 +277,7 @@ def test_a_step_with_a_row_cache_sends_one_pull_and_one_push(kind: str) -> None:
         mode = Mode(SYNC, SUM, row_bound=RowBound(lag=40)) if kind == "sync" else Mode(row_bound=RowBound(lag=40))
         clients = [cluster.worker(index, 2, mode, PATIENT) for index in range(2)]
         deduplicator = Deduplicator(cluster.placement)
-        job = CacheJob(RowBound(lag=40), 2, 0 if kind == "sync" else None, admission=ALL)
+        job = CacheJob(RowBound(lag=40), 2, 0 if kind == "sync" else None, admission=ALL, is_merged=kind == "sync")
         sent: Counter[tuple[int, bool]] = Counter()  # frames of a step by shard, pulls and pushes apart
         send = cluster.channel.send
 

@@ -35,7 +35,7 @@ class CountingShards:
             off_lease = 0
         else:
             off_lease = None if mode.max_step_lag is None else steps_off_lease(mode.max_step_lag)
-        job = CacheJob(self.bound, num_workers, off_lease, admission=ALL)
+        job = CacheJob(self.bound, num_workers, off_lease, admission=ALL, is_merged=mode.kind == SYNC)
         spec = TableSpec(name="C1", dim=num_workers, rule="sgd", initializer=constant(0.0))
         self.cached = CachedShards(mode, job, capacity, spec, num_shards)
         self.num_made = np.zeros((NUM_IDS, num_workers), np.int64)
@@ -164,7 +164,7 @@ def test_a_row_of_shards_is_off_by_at_most_the_drift(
     drift: float, kind: Literal["sync", "async"], num_workers: int, capacity: int, seed: int
 ) -> None:
     bound, rng, dim = RowBound(drift=drift), np.random.default_rng(seed), 3
-    job = CacheJob(bound, num_workers, 0 if kind == SYNC else None, admission=ALL)
+    job = CacheJob(bound, num_workers, 0 if kind == SYNC else None, admission=ALL, is_merged=kind == SYNC)
     spec = TableSpec(name="C1", dim=dim, rule="sgd", initializer=constant(0.0))
     cached = CachedShards(Mode(kind, SUM, row_bound=bound), job, capacity, spec, 2)
     moved = np.zeros((num_workers, NUM_IDS, dim))  # by the updates of each worker

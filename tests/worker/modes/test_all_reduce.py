@@ -115,7 +115,10 @@ class Worker:
         self.replica = Replica()
         self.caches: RowCaches | None = None
         if bound is not None:
-            job, tables = CacheJob(bound, num_workers, 0, admission=ALL), {cluster.table.name: cluster.table}
+            job, tables = (
+                CacheJob(bound, num_workers, 0, admission=ALL, is_merged=True),
+                {cluster.table.name: cluster.table},
+            )
             self.caches = RowCaches(client, self._deduplicator, job, tables, max_bytes=1 << 20)
         self.rows = PserverTraining(client, self._deduplicator, mode, num_workers, caches=self.caches)
         group = ThreadGroup(exchange, index)
