@@ -33,6 +33,6 @@ def test_cached_rows_have_own_updates_and_at_a_barrier_all(tmp_path: Path, mode:
 
 @pytest.mark.parametrize("clip", ["", "1"], ids=["whole", "clipped"])
 @pytest.mark.guarantee("H3")
-def test_copies_are_trained_by_the_mean_of_gradients_as_the_rows_are(tmp_path: Path, clip: str) -> None:
+def test_copies_are_trained_by_the_mean_of_gradients(tmp_path: Path, clip: str) -> None:
     outputs = outputs_of("cached_own_rows.py", tmp_path, CLIP=clip)
     assert all("ended well" in output for output in outputs)
