@@ -399,6 +399,7 @@ class JobConnection:
             self._catalog.tables,
             max_bytes=options.max_bytes,
             max_rows=options.max_rows,
+            max_staged_bytes=self._settings.max_staged_bytes,
         )
 
     def _connected_for_all_reduce(self, training: Training, mode: Mode | None) -> Training:

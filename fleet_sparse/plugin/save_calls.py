@@ -20,7 +20,8 @@ _MAX_DAYS = 1 << 16
 def save(dirname: str | os.PathLike[str], kind: str = FULL, *, keep_last: int | None = 1, wait: bool = True) -> None:
     """Saves all tables and dense parameters as the next snapshot under `dirname`, with one cut on all pservers.
 
-    Worker 0 makes the snapshot; on the other workers the call returns when their own pushes are applied.
+    Worker 0 makes the snapshot; on the other workers the call returns when their own pushes are applied. In a sync job
+    whose row caches hold updates back all workers call it, after the same step, or worker 0 right after a barrier.
 
     Args:
         dirname: Under the pservers' root; snapshots in it are numbered.
@@ -34,7 +35,8 @@ def save(dirname: str | os.PathLike[str], kind: str = FULL, *, keep_last: int | 
         SnapshotError: It could not be written. Earlier snapshots are intact, and training can continue.
         ShardUnavailable: A pserver is gone.
         ValueError: `kind` is unknown, or `keep_last` is below 1.
-        FleetSparseError: Before `fleet.init_worker()`.
+        FleetSparseError: Before `fleet.init_worker()`; or the workers merge dense gradients, and another one trained
+            while this one sent the updates that its row caches held.
     """
     session = active()
     session.snapshots.save(

@@ -248,16 +248,18 @@ class BeginSaveReply(_message.Message):
     def __init__(self, needs_full: bool = ...) -> None: ...
 
 class WorkerPosition(_message.Message):
-    __slots__ = ("worker_index", "step", "position", "pushed_step")
+    __slots__ = ("worker_index", "step", "position", "pushed_step", "num_untrained")
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     PUSHED_STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNTRAINED_FIELD_NUMBER: _ClassVar[int]
     worker_index: int
     step: int
     position: str
     pushed_step: int
-    def __init__(self, worker_index: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ..., pushed_step: _Optional[int] = ...) -> None: ...
+    num_untrained: int
+    def __init__(self, worker_index: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ..., pushed_step: _Optional[int] = ..., num_untrained: _Optional[int] = ...) -> None: ...
 
 class ReportPositionRequest(_message.Message):
     __slots__ = ("save_id", "positions", "client_id")

@@ -52,7 +52,8 @@ class _Running:
         plan: Plan of the save.
         save: This shard's part of it.
         coordinator: Index of the worker that makes the save.
-        step: Number of steps that the coordinator had trained.
+        step: Number of steps that the coordinator had made.
+        num_untrained: How many of them trained nothing.
         positions: Positions of the workers that have reported them.
         needs_positions: True if the shard is cut only once all workers have reported; assumed until it is known.
         is_cut: True once the shard is cut.
@@ -69,6 +70,7 @@ class _Running:
     save: Save
     coordinator: int
     step: int
+    num_untrained: int = 0
     positions: dict[int, list[messages.WorkerPosition]] = field(default_factory=dict)
     needs_positions: bool = True
     is_cut: bool = False
@@ -91,7 +93,8 @@ class _Running:
             return reported[-1]
         # A worker that has left the step group keeps the position of its last step.
         passed = [each.position for each in reported if each.step <= self.step]
-        return messages.WorkerPosition(worker_index=worker, step=self.step, position=passed[-1] if passed else "")
+        num_trained = self.step - self.num_untrained
+        return messages.WorkerPosition(worker_index=worker, step=num_trained, position=passed[-1] if passed else "")
 
     def wake_all(self) -> None:
         """Wakes the tasks that wait for this save."""
@@ -218,8 +221,9 @@ class SaveService:
                 left_out=_left_out_of(request),
                 is_logged=True,
             )
-            running = _Running(request.plan, save, request.position.worker_index, request.position.step)
-            running.positions[running.coordinator] = [request.position]
+            position = request.position
+            running = _Running(request.plan, save, position.worker_index, position.step, position.num_untrained)
+            running.positions[running.coordinator] = [position]
             running.begun = task_of(self._cut(running))
             self._running = running
             self._changed.send()
@@ -467,6 +471,11 @@ def _check_position(position: messages.WorkerPosition) -> None:
     Raises:
         ProtocolError: It is not JSON, or has a number that is not finite, or its step is past all bounds.
     """
+    if position.num_untrained > position.step:
+        raise ProtocolError(
+            f"worker {position.worker_index}: {position.num_untrained} of its {position.step} steps trained nothing",
+            code=ErrorCode.MALFORMED,
+        )
     if position.step >= 1 << 63:
         raise ProtocolError(
             f"worker {position.worker_index}: its step is {position.step}, should be below 2^63",

@@ -9,7 +9,7 @@ import pytest
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
-from support.jobs import outputs_of
+from support.jobs import numbers, outputs_of
 from support.saves import saved_rows
 
 
@@ -36,3 +36,28 @@ def test_cached_rows_have_own_updates_and_at_a_barrier_all(tmp_path: Path, mode:
 def test_copies_are_trained_by_the_mean_of_gradients(tmp_path: Path, clip: str) -> None:
     outputs = outputs_of("cached_own_rows.py", tmp_path, CLIP=clip)
     assert all("ended well" in output for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("what", "updates"),
+    [("load", 2 * 5 + 2 * 2), pytest.param("shrink", 2 * 2, marks=pytest.mark.slow)],
+)
+@pytest.mark.guarantee("H8")
+@pytest.mark.guarantee("H11")
+def test_worker_0_loads_and_saves_while_the_others_wait(tmp_path: Path, what: str, updates: float) -> None:
+    """Updates of both workers, of 5 steps before the save, 3 after it, and 2 at the end."""
+    for output in outputs_of("cached_alone.py", tmp_path, WHAT=what):
+        assert "cached 0\n" in output
+        assert f"updates {{{float(updates)}}}" in output
+
+
+@pytest.mark.guarantee("V3")
+@pytest.mark.guarantee("H8")
+def test_resumed_workers_train_the_batches_that_are_not_in_the_save(tmp_path: Path) -> None:
+    """Of 18 batches of each worker; steps that send held updates are none."""
+    outputs_of("resume.py", tmp_path, EPOCHS="6,6", SAVE_EVERY="5", ROW_LAG="40")
+    saved = sorted((tmp_path / "model").iterdir())
+    outputs = outputs_of("resume.py", tmp_path, EPOCHS="6,6", ROW_LAG="40", load=str(saved[-1]))
+    steps = {int(number) for output in outputs for number in numbers("resumes at step", output)}
+    assert steps in ({5}, {10}, {15})
+    assert [output.count("\nloss") for output in outputs] == [18 - steps.pop()] * 2

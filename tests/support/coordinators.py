@@ -45,15 +45,21 @@ class Coordinator:
         )
 
     async def begin(
-        self, kind: str = "full", step: int = 0, position: str = "", *, ends_day: bool = False
+        self,
+        kind: str = "full",
+        step: int = 0,
+        position: str = "",
+        *,
+        ends_day: bool = False,
+        num_untrained: int = 0,
     ) -> messages.BeginSaveReply:
         await self.plan_save(kind)
-        return await self.begin_planned(step, position, ends_day=ends_day)
+        return await self.begin_planned(step, position, ends_day=ends_day, num_untrained=num_untrained)
 
     async def begin_planned(
-        self, step: int = 0, position: str = "", *, ends_day: bool = False
+        self, step: int = 0, position: str = "", *, ends_day: bool = False, num_untrained: int = 0
     ) -> messages.BeginSaveReply:
-        own = messages.WorkerPosition(worker_index=0, step=step, position=position)
+        own = messages.WorkerPosition(worker_index=0, step=step, position=position, num_untrained=num_untrained)
         reply: messages.BeginSaveReply = await self._held.start(
             messages.BeginSaveRequest(
                 plan=self.plan, tables=self._tables, position=own, ends_day=ends_day, left_out=self._left_out

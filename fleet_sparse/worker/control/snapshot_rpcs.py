@@ -248,7 +248,10 @@ class SnapshotRpcs:
 
     def _position_of(self, progress: Progress) -> messages.WorkerPosition:
         return messages.WorkerPosition(
-            worker_index=self._worker_index(), step=progress.num_steps, position=progress.position or ""
+            worker_index=self._worker_index(),
+            step=progress.num_steps,
+            position=progress.position or "",
+            num_untrained=progress.num_untrained,
         )
 
 

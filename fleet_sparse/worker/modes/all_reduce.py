@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from itertools import count
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -134,8 +135,8 @@ class AllReduceTraining:
         self._program = program
         self._num_values = program.dense.num_values
         self._replica = replica
-        # Gradients, weight, number of workers that leave, and for each worker 1 if its replica has all steps.
-        self._shared = group.share(self._num_values + 2 + num_workers)
+        # Gradients, weight, numbers of workers that leave and that train, and for each 1 if its replica has all steps.
+        self._shared = group.share(self._num_values + 3 + num_workers)
         self._stepping = threading.Lock()  # held for a whole step: the group's calls have one order
         self._has_all_steps = True
 
@@ -175,7 +176,7 @@ class AllReduceTraining:
         with self._stepping:
             if not self._has_all_steps:
                 raise FleetSparseError(
-                    "exe.run: this worker missed steps of the others when its barrier was interrupted. Call "
+                    "exe.run: this worker missed steps of the others in a barrier or a save that did not end. Call "
                     "fleet.barrier_worker() or fleet.stop_worker() to rejoin"
                 )
             self._exchange(rows, update.grads, num_examples, position)
@@ -212,10 +213,13 @@ class AllReduceTraining:
         if not leaves:
             return
         with self._stepping:
-            num_leaving = 0
-            while num_leaving < self._num_workers:
+            num_parts, num_leaving = self._num_parts, 0
+            for number in count(1):
                 with DeferredInterrupt(_ignore):
-                    num_leaving = self._take_part()
+                    num_leaving = self._take_part(leaves=number >= num_parts)
+                if num_leaving == self._num_workers:
+                    break
+            self._rows.note_sent(num_parts)
 
     @property
     def holds_back(self) -> bool:
@@ -223,20 +227,52 @@ class AllReduceTraining:
         return self._rows.holds_back
 
     def send_held(self) -> None:
-        """As `Training`, but only `drain(leaves=True)` sends it: a step has dense gradients of all workers."""
+        """As `Training`.
 
-    def _take_part(self) -> int:
-        """One step of a worker that leaves; in the last one replicas become equal. Returns how many workers leave."""
-        self._exchange((), None, 0.0, None)
-        num_leaving = int(self._shared.values[self._num_values + 1])
-        if num_leaving < self._num_workers:
+        Raises:
+            FleetSparseError: As `update`; or another worker trained meanwhile, of whose step this one lacks the dense
+                values.
+        """
+        if not self._send_held():
+            raise FleetSparseError(
+                "save: another worker trained a step while this one sent the updates that its row caches held. Call it "
+                "on all workers after the same step, or after fleet.barrier_worker(), and call that one now"
+            )
+
+    def end_pass(self) -> None:
+        """As `Training`. If others train on, this worker cannot train before the next barrier of all."""
+        self._send_held()
+
+    def _send_held(self) -> bool:
+        """Sends what row caches hold; returns False if this worker lacks dense values of others' steps then."""
+        if not self._rows.holds_back or self._rows.has_sent:
+            return True
+        with self._stepping:
+            num_parts = self._num_parts
+            for _ in range(num_parts):
+                with DeferredInterrupt(_ignore):
+                    self._take_part(leaves=False)
+            self._rows.note_sent(num_parts)
+            return self._has_all_steps
+
+    @property
+    def _num_parts(self) -> int:
+        """Number of steps in which a worker sends what it holds; at a barrier it makes one at least."""
+        return max(self._rows.num_sending_steps, 1)
+
+    def _take_part(self, *, leaves: bool) -> int:
+        """One step without gradients; if all leave, replicas become equal. Returns how many workers leave."""
+        self._exchange((), None, 0.0, None, leaves=leaves)
+        first_flag = self._num_values + 3
+        num_leaving, num_trained = self._shared.values[first_flag - 2 : first_flag]
+        if num_trained:
             self._has_all_steps = False
-            return num_leaving
-        has_all_steps = self._shared.values[self._num_values + 2 :] > 0
-        if not has_all_steps.all():
-            self._copy_from(int(np.argmax(has_all_steps)))
-        self._has_all_steps = True
-        return num_leaving
+        if num_leaving == self._num_workers:
+            has_all_steps = self._shared.values[first_flag:] > 0
+            if not has_all_steps.all():
+                self._copy_from(int(np.argmax(has_all_steps)))
+            self._has_all_steps = True
+        return int(num_leaving)
 
     def close(self) -> None:
         """As `Training`."""
@@ -249,26 +285,32 @@ class AllReduceTraining:
         return self._shared.values[: self._num_values]
 
     def _exchange(
-        self, rows: Sequence[RowBatch], grads: NDArray[np.float32] | None, weight: float, position: str | None
+        self,
+        rows: Sequence[RowBatch],
+        grads: NDArray[np.float32] | None,
+        weight: float,
+        position: str | None,
+        *,
+        leaves: bool = False,
     ) -> None:
-        """One step of this worker, on the shards and then among the workers; it leaves if `grads` is None."""
+        """One step of this worker, on the shards and then among the workers; it does not train if `grads` is None."""
         if self._program.clip is None:
             if grads is None and self._rows.holds_back:
-                self._rows.send_held()
+                self._rows.send_part()
             else:
                 self._rows.update(rows, (), weight, None, position)
             self._rows.pull(())  # answered when the step is complete
-            self._merge(grads, weight)
+            self._merge(grads, weight, leaves=leaves)
             return
 
         def factors(squared_norms: NDArray[np.float64]) -> NDArray[np.float32]:
-            self._merge(grads, weight)
+            self._merge(grads, weight, leaves=leaves)
             return self._clip(squared_norms)
 
         rows_clip = _RowsClip(self._program.tables, factors)
         self._rows.update(rows, (), weight, None, position, rows_clip=rows_clip)
 
-    def _merge(self, grads: NDArray[np.float32] | None, weight: float) -> None:
+    def _merge(self, grads: NDArray[np.float32] | None, weight: float, *, leaves: bool) -> None:
         """Merges the gradients of all workers, of which each has ended this step on the shards."""
         shared, end = self._shared.values, self._num_values
         if grads is None:
@@ -278,9 +320,10 @@ class AllReduceTraining:
         else:
             np.multiply(grads, np.float32(weight), out=shared[:end])
         shared[end] = weight
-        shared[end + 1] = grads is None
-        shared[end + 2 :] = 0
-        shared[end + 2 + self._index] = self._has_all_steps
+        shared[end + 1] = leaves
+        shared[end + 2] = grads is not None
+        shared[end + 3 :] = 0
+        shared[end + 3 + self._index] = self._has_all_steps
         self._shared.sum()
         if self._is_averaged and shared[end] not in (0, 1):
             self._merged[:] /= shared[end]

@@ -202,6 +202,9 @@ class GeoTraining:
     def send_held(self) -> None:
         """As `Training`; there are no row caches."""
 
+    def end_pass(self) -> None:
+        """As `Training`; there are no row caches."""
+
     def drain(self, *, leaves: bool = False) -> None:
         """As `Training`. The window ends here, whatever its number of steps; no worker waits for a geo worker."""
         with self._lock:

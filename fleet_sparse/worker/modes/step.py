@@ -93,6 +93,8 @@ class Progress(NamedTuple):
     """Position of its loader as JSON; empty if the loader has none; None before the first step."""
     pushed_step: int = 0
     """With a bounded step lag: number on the wire of the newest of these steps."""
+    num_untrained: int = 0
+    """How many of the steps trained nothing: workers sent in them what row caches held."""
 
 
 class QuiescePoint(NamedTuple):
@@ -198,11 +200,18 @@ class Training(Protocol):
         ...
 
     def send_held(self) -> None:
-        """Makes a step without gradients that sends what row caches hold, where pushes are parts of steps.
+        """Sends what row caches hold in steps without gradients, where pushes are parts of steps.
 
-        Elsewhere `drain` and `quiesce` send it. If all workers call it after the same step, all have sent it when the
-        step is complete.
+        All workers call it after the same step; then all have sent it when these steps are complete. A worker that has
+        made no step since it was sent makes none. Elsewhere `drain` and `quiesce` send it.
+
+        Raises:
+            FleetSparseError: As `update`; or the workers merge dense gradients, and others trained meanwhile.
         """
+        ...
+
+    def end_pass(self) -> None:
+        """Sends what row caches of this worker hold, at the end of its pass over the data; raises as `update`."""
         ...
 
     def drain(self, *, leaves: bool = False) -> None:

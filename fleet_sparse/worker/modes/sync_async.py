@@ -73,6 +73,8 @@ class PserverTraining:
         self._complete = 0  # newest step that every shard is known to have completed, in sync
         self._early: EarlyRows | None = None  # rows of the step after the present one
         self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
+        self._sent_at = 0  # in sync the step after which no worker held updates
+        self._num_untrained = 0  # steps until then in which workers sent what they held
         self._passed = deque([Progress(0, None)], maxlen=_MAX_PASSED)  # the last steps
 
     def note_states(self, states: Iterable[TableState], *, are_replaced: bool = False) -> None:
@@ -220,24 +222,58 @@ class PserverTraining:
         """True if pushes are parts of steps, and row caches hold updates that are in none of them."""
         return self._is_merged and self._caches is not None and self._caches.may_hold
 
+    @property
+    def num_sending_steps(self) -> int:
+        """Number of steps in which a worker sends what its row caches hold: the same for all workers of a job."""
+        return self._caches.num_flushes if self._caches is not None and self.holds_back else 0
+
+    @property
+    def has_sent(self) -> bool:
+        """True if this worker has made no step since all workers had sent what they held."""
+        with self._lock:
+            return self._step == self._sent_at
+
     def send_held(self) -> None:
         """As `Training`. Raises as `update`."""
-        if self._caches is None or not self.holds_back or not self._caches.were_read:
-            return
+        if self.holds_back and not self.has_sent:
+            for _ in range(self.num_sending_steps):
+                self.send_part()
+            self.note_sent(self.num_sending_steps)
+
+    def send_part(self) -> None:
+        """Makes one of `num_sending_steps` steps, in which other workers may train. Raises as `update`."""
+        assert self._caches is not None, "updates are held back"
         with self._stepping:
             if self._is_merged and self._complete < self._next_step() - 1:
                 self._client.pull([], step=self._next_step())  # as in `update`
             self._flush_caches(self._caches)
 
+    def note_sent(self, num_steps: int) -> None:
+        """Takes note that no worker holds updates, after a number of steps in which nobody trained."""
+        with self._lock:
+            if self._is_merged and self._step > self._sent_at:
+                self._sent_at, self._num_untrained = self._step, self._num_untrained + num_steps
+                newest = Progress(self._step, self._passed[-1].position, num_untrained=self._num_untrained)
+                if newest != self._passed[-1]:
+                    self._passed.append(newest)
+
+    def end_pass(self) -> None:
+        """As `Training`."""
+        if self._is_merged:
+            self.send_held()
+        elif self._caches is not None and self._caches.can_flush():
+            with self._stepping:
+                self._flush_caches(self._caches)
+
     def _flush_caches(self, caches: RowCaches) -> None:
-        """Sends what row caches hold, as a push of its own; with `_stepping` held."""
+        """Sends what row caches hold, in sync a part of it, as a push of its own; with `_stepping` held."""
         step = self._next_step() if self._counts_steps else 0
         with DeferredInterrupt(_ignore):
-            pending = caches.start_flush(self._num_updates, step=step)
+            pending = caches.start_flush(self._num_updates, step=step, in_parts=self._is_merged)
             with self._lock:
                 self._step += 1
                 if self._is_merged:  # the steps are the job's
-                    self._passed.append(Progress(self._step, self._passed[-1].position))
+                    self._passed.append(self._passed[-1]._replace(num_steps=self._step))
         pending.wait()
 
     def skip(
@@ -304,7 +340,8 @@ class PserverTraining:
                 self._num_updates[update.spec.name] = update.optimizer_step
             self._step += 1
             num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
-            self._passed.append(Progress(num_steps, self._passed[-1].position if position is None else position))
+            position = self._passed[-1].position if position is None else position
+            self._passed.append(Progress(num_steps, position, num_untrained=self._num_untrained))
 
     def _note_complete(self, step: int) -> None:
         with self._lock:
@@ -355,19 +392,20 @@ class PserverTraining:
         with self._lock:
             passed = list(self._passed)
             if self._is_merged and self._step > passed[-1].num_steps:  # the job made steps while this worker was away
-                passed.append(Progress(self._step, passed[-1].position))
+                passed.append(Progress(self._step, passed[-1].position, num_untrained=self._num_untrained))
             return passed
 
     def drain(self, *, leaves: bool = False) -> None:
         """As `Training`; in a job that does not count steps there is no step group to leave.
 
-        What row caches hold is sent. In sync training with several workers it is a step of its own, made only before
-        this worker leaves the step group.
+        What row caches hold is sent. In sync training with several workers that takes steps of its own, made only
+        before this worker leaves the step group. In the last ones of them nobody trains.
         """
-        if self._caches is not None and self._caches.num_held:
-            if leaves and self._is_merged:
-                self.send_held()
-            elif not self._is_merged:
+        if self._caches is not None:
+            if leaves and self.holds_back and not self.has_sent:
+                for _ in range(self.num_sending_steps):
+                    self.send_part()
+            elif not self._is_merged and self._caches.num_held:
                 with self._stepping:
                     self._flush_caches(self._caches)
         self._client.flush()
@@ -380,6 +418,7 @@ class PserverTraining:
             step = self._client.leave()
             with self._lock:
                 self._step, self._complete, self._is_left = step, step, False
+            self.note_sent(self.num_sending_steps)
 
     def close(self) -> None:
         """As `Training`."""

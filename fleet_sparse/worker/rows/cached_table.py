@@ -201,11 +201,12 @@ class CachedTable:
 
     Attributes:
         spec: As given.
+        capacity: As given.
         no_answer: To a plan that asks about nothing.
     """
 
     def __init__(self, spec: TableSpec, capacity: int, job: CacheJob) -> None:
-        self.spec = spec
+        self.spec, self.capacity = spec, capacity
         self._job, self._dim = job, spec.dim
         self._rule, self._hyperparameters = spec.update_rule, dict(spec.hyperparameters)
         self._index = CacheIndex(capacity, spec.salt, job.policy, job.admission)
@@ -418,9 +419,9 @@ class CachedTable:
         self._idle = idle[self._held[idle] > 0]
         return Outgoing(as_gradients, self._changes_of(due), single_updates)
 
-    def flush(self) -> Outgoing:
-        """Returns all that is held, with all states; to be sent and passed to `sent`."""
-        slots = np.flatnonzero((self._held[: self.num_rows] > 0) | (self._states_held[: self.num_rows] > 0))
+    def flush(self, max_rows: int | None = None) -> Outgoing:
+        """Returns what is held, of at most `max_rows` copies, with all states; to be sent and passed to `sent`."""
+        slots = np.flatnonzero((self._held[: self.num_rows] > 0) | (self._states_held[: self.num_rows] > 0))[:max_rows]
         return Outgoing(_NOWHERE, self._changes_of(slots, has_states=True), _NOWHERE)
 
     def sent(self, outgoing: Outgoing) -> None:

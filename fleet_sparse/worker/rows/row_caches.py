@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.settings import Settings
 from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
 from ..net.requests import DenseUpdate
@@ -102,9 +103,10 @@ class RowCaches:
         tables: Tables of the job by name; those that are there at the first step are cached.
         max_bytes: Memory of all caches, divided evenly; what a table cannot use goes to the others.
         max_rows: Largest number of copies of a table; None for what fits into the memory.
+        max_staged_bytes: Largest total size of the pushes of a step in sync.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what the plugin decides, by name
         self,
         client: TableClient,
         deduplicator: Deduplicator,
@@ -113,12 +115,15 @@ class RowCaches:
         *,
         max_bytes: int,
         max_rows: int | None = None,
+        max_staged_bytes: int = Settings.max_staged_bytes,
     ) -> None:
         self._client = client  # constant after construction, as all down to `_max_rows`
         self._deduplicator = deduplicator
         self._job = job
         self._specs = tables
         self._max_bytes, self._max_rows = max_bytes, max_rows
+        # Each worker may flush its share of half a step: others may train in it, with one push each.
+        self._max_part_bytes = max(max_staged_bytes // (2 * job.num_workers), 1)
         self._lock = threading.Lock()  # guards all below; held from a plan to the end of its pull
         self._tables: dict[str, CachedTable] | None = None
         self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids
@@ -244,21 +249,25 @@ class RowCaches:
             assert not changes, "no updates are held back"
             return self._client.start_commit(factors, dense, pulls, step=step)
 
-    def start_flush(self, num_updates: Mapping[str, int], *, step: int = 0) -> TableCall:
+    def start_flush(self, num_updates: Mapping[str, int], *, step: int = 0, in_parts: bool = False) -> TableCall:
         """Sends all updates that the caches hold. Raises as `TableClient.start_update`; they are held then.
 
         Args:
             num_updates: By table, number of updates of this worker: the rule's t.
             step: As of `TableClient.start_update`.
+            in_parts: True to send this worker's part of a step alone; after `num_flushes` calls all is sent.
         """
         changes, sent = [], []
         with self._lock:
             self._drop_ahead()
             self._note_failures()
+            num_bytes = self._max_part_bytes
             for name, table in (self._tables or {}).items():
-                outgoing = table.flush()
+                change_bytes = _most_change_bytes(table.spec)
+                outgoing = table.flush(max(-(-num_bytes // change_bytes), 0) if in_parts else None)
                 changes += self._changes(table, outgoing, num_updates.get(name, 0))
                 self._count_update(table, 0, outgoing)
+                num_bytes -= change_bytes * sum(len(each.ids) for each in outgoing.changes)
                 sent.append((table, outgoing))
             call = self._client.start_update([], [], step=step, changes=changes)
             for table, outgoing in sent:
@@ -266,14 +275,18 @@ class RowCaches:
         return call
 
     @property
+    def num_flushes(self) -> int:
+        """Largest number of parts of a flush: the same for all workers, whatever they hold."""
+        with self._lock:
+            tables = self._tables
+            capacities = self._capacities() if tables is None else {name: tables[name].capacity for name in tables}
+        num_bytes = sum(_most_change_bytes(self._specs[name]) * rows for name, rows in capacities.items())
+        return max(1, -(-num_bytes // self._max_part_bytes))
+
+    @property
     def may_hold(self) -> bool:
         """True if updates may be held back."""
         return self._job.max_held != 0
-
-    @property
-    def were_read(self) -> bool:
-        """True after the first lookup of a step."""
-        return self._num_batches > 0
 
     @property
     def num_held(self) -> int:
@@ -392,9 +405,8 @@ class RowCaches:
 
     def _table(self, spec: TableSpec) -> CachedTable | None:
         if self._tables is None:
-            specs = [each for each in self._specs.values() if is_cached(each)]
-            capacities = capacities_of(specs, self._job, self._max_bytes, self._max_rows)
-            self._tables = {each.name: CachedTable(each, capacities[each.name], self._job) for each in specs}
+            capacities = self._capacities()
+            self._tables = {name: CachedTable(self._specs[name], rows, self._job) for name, rows in capacities.items()}
             self._saved = dict.fromkeys(self._tables, 0)
             shape = self._client.num_shards, NUM_LAG_CLASSES
             self._lags = {name: np.zeros(shape, np.int64) for name in self._tables}
@@ -404,6 +416,10 @@ class RowCaches:
 
     def _has_failures(self) -> bool:
         return self._noted != (self._client.num_failed_pushes, self._client.num_rejoins)
+
+    def _capacities(self) -> dict[str, int]:
+        specs = [each for each in self._specs.values() if is_cached(each)]
+        return capacities_of(specs, self._job, self._max_bytes, self._max_rows)
 
     def _note_failures(self) -> bool:
         """Returns whether a push has failed, or a pserver was started again, since the last call."""
@@ -508,6 +524,12 @@ def is_cached(spec: TableSpec) -> bool:
     """Returns whether the rows of a table are cached."""
     rule = spec.update_rule
     return rule.kernel is not None and rule.trains and not spec.statistics and not rule.is_summed
+
+
+def _most_change_bytes(spec: TableSpec) -> int:
+    """Returns the size of the change of a row with its states."""
+    num_floats = spec.dim * (1 + spec.update_rule.num_states)
+    return _ID_BYTES + _COUNT_BYTES + _VERSION_BYTES + _FLOAT_BYTES * num_floats
 
 
 def capacities_of(

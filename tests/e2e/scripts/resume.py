@@ -18,7 +18,11 @@ item = paddle.static.data("item", [None, 4], "int64")
 label = paddle.static.data("label", [None, 1], "float32")
 logit = linear(paddle.sum(table(item, "items", None), axis=1), "w", 0.3)
 loss = paddle.nn.functional.binary_cross_entropy_with_logits(logit, label)
-minimize(loss, paddle.optimizer.Adam(0.05))
+strategy = None
+if "ROW_LAG" in os.environ:
+    cache = fleet_sparse.RowCache(max_rows=40, admit="all")
+    strategy = fleet_sparse.PserverStrategy(max_row_lag=int(os.environ["ROW_LAG"]), row_cache=cache)
+minimize(loss, paddle.optimizer.Adam(0.05), strategy)
 if "SAVE_EVERY" in os.environ:
     fleet_sparse.save_every("model", steps=int(os.environ["SAVE_EVERY"]), keep_last=2)
 exe = start()

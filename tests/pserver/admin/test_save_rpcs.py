@@ -425,6 +425,24 @@ async def test_sync_shard_is_cut_at_once_with_positions_of_that_step(held: HeldC
 
 
 @in_loop
+async def test_steps_that_trained_nothing_are_not_in_the_manifest(held: HeldControl, tmp_path: Path) -> None:
+    await job_of(held, 2, SYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.begin(step=7, num_untrained=2)
+    history = [messages.WorkerPosition(worker_index=1, step=step, position=str(10 * step)) for step in (6, 7, 8)]
+    await held.start(messages.ReportPositionRequest(save_id="x", positions=history))
+    await coordinator.end(await coordinator.finish(await coordinator.write()))
+    assert load_from(tmp_path / "model")[1].manifest.workers == (WorkerPosition(0, 5, None), WorkerPosition(1, 5, 70))
+
+
+@in_loop
+async def test_more_untrained_steps_than_steps_begin_no_save(held: HeldControl) -> None:
+    await held.start(registration(SGD))
+    with pytest.raises(ProtocolError, match="3 of its 2 steps"):
+        await Coordinator(held).begin(step=2, num_untrained=3)
+
+
+@in_loop
 async def test_position_after_the_files_are_written_is_in_time(held: HeldControl, tmp_path: Path) -> None:
     await job_of(held, 2, SYNC_MODE)
     coordinator = Coordinator(held)

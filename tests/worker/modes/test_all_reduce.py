@@ -19,7 +19,7 @@ from fleet_sparse.core.mode import ALL_REDUCE, AVG, SUM, SYNC, Mode, Scale
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.errors import FleetSparseError, PushRefused
 from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, ReducedProgram
-from fleet_sparse.worker.modes.step import StepClip
+from fleet_sparse.worker.modes.step import Progress, StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.cached_table import CacheJob
@@ -245,6 +245,69 @@ def test_workers_that_leave_send_what_their_caches_hold(cluster: InProcessCluste
     assert held == [(1, 0), (1, 0)]
     assert in_threads(*(worker.row for worker in workers)) == [1 + RATE * 8] * 2
     assert [worker.replica.values[0] for worker in workers] == [-8.0] * 2
+
+
+@pytest.mark.guarantee("H8")
+def test_workers_that_all_save_send_what_their_caches_hold(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2, SUM, bound=RowBound(lag=1000))
+
+    def train(worker: Worker) -> tuple[int, int, Progress]:
+        assert worker.caches is not None
+        for _ in range(3):
+            worker.step(1.0)
+        num_held = worker.caches.num_held
+        worker.training.send_held()
+        sent = num_held, worker.caches.num_held, worker.training.progress()
+        worker.step(1.0)
+        worker.training.drain(leaves=True)
+        return sent
+
+    assert in_threads(*(lambda w=worker: train(w) for worker in workers)) == [(1, 0, Progress(4, "", num_untrained=1))] * 2
+    assert in_threads(*(worker.row for worker in workers)) == [1 + RATE * 8] * 2
+    assert [worker.replica.values[0] for worker in workers] == [-8.0] * 2
+    assert workers[0].training.progress() == Progress(6, "", num_untrained=2)
+
+
+@pytest.mark.guarantee("H8")
+def test_a_worker_that_saves_while_others_train_is_refused_until_a_barrier(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2, SUM, bound=RowBound(lag=1000))
+
+    def save_alone() -> None:
+        workers[0].step(1.0)
+        with pytest.raises(FleetSparseError, match="save"):
+            workers[0].training.send_held()
+        with pytest.raises(FleetSparseError, match="barrier_worker"):
+            workers[0].step(1.0)
+        workers[0].training.drain(leaves=True)
+        workers[0].step(1.0)
+
+    def train_on() -> None:
+        for _ in range(3):
+            workers[1].step(1.0)
+        workers[1].training.drain(leaves=True)
+        workers[1].step(1.0)
+
+    in_threads(save_alone, train_on)
+    assert [worker.replica.values[0] for worker in workers] == [-6.0] * 2
+
+
+@pytest.mark.guarantee("H7")
+def test_a_worker_whose_pass_ends_first_sends_what_its_cache_holds(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 2, SUM, bound=RowBound(lag=1000))
+
+    def run(worker: Worker, num_steps: int) -> int:
+        assert worker.caches is not None
+        for _ in range(num_steps):
+            worker.step(1.0)
+        worker.training.end_pass()
+        num_held = worker.caches.num_held
+        worker.training.drain(leaves=True)
+        return num_held
+
+    held = in_threads(*(lambda w=worker, n=n: run(w, n) for worker, n in zip(workers, (2, 5), strict=True)))
+    assert held == [0, 0]
+    assert in_threads(*(worker.row for worker in workers)) == [1 + RATE * 7] * 2
+    assert [worker.replica.values[0] for worker in workers] == [-7.0] * 2
 
 
 def test_steps_of_others_keep_the_position_of_a_worker(cluster: InProcessCluster) -> None:

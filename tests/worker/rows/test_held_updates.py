@@ -1,0 +1,157 @@
+"""Workers of a sync job send what their row caches hold: when they do, in how many steps, and what these count as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fleet_sparse.core.cache_policies import AGED_LFU, ALL
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
+from fleet_sparse.core.row_bound import RowBound
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.settings import Settings
+from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.rows.cached_table import CacheJob
+from fleet_sparse.worker.rows.deduplicator import Deduplicator
+from fleet_sparse.worker.rows.row_batch import RowBatch
+from fleet_sparse.worker.rows.row_caches import RowCaches
+from support.in_process import InProcessCluster
+from support.threads import in_threads
+
+SPEC = TableSpec(name="held", dim=2, rule="adagrad", initializer=constant(0.0))
+BOUND = RowBound(lag=1000, share=None)
+CHANGE_BYTES = 16 + 2 * 4 * SPEC.dim
+NUM_IDS = 40
+
+
+class Worker:
+    """A worker that trains one table, of which it caches all rows that it reads."""
+
+    def __init__(self, cluster: InProcessCluster, index: int, num_workers: int, mode: Mode, max_staged: int) -> None:
+        client = cluster.worker(index, num_workers, mode)
+        self.deduplicator = Deduplicator(cluster.placement)
+        job = CacheJob(BOUND, num_workers, 0 if mode.kind == SYNC else None, AGED_LFU, ALL)
+        tables = {SPEC.name: SPEC}
+        self.caches = RowCaches(
+            *(client, self.deduplicator, job, tables),
+            max_bytes=1 << 20,
+            max_rows=NUM_IDS,
+            max_staged_bytes=max_staged,
+        )
+        self.training = PserverTraining(client, self.deduplicator, mode, num_workers, caches=self.caches)
+
+    def step(self, ids: NDArray[np.int64], position: str = "") -> None:
+        unique, _ = self.deduplicator.unique([ids], SPEC.salt)
+        batch = RowBatch(SPEC, unique, np.zeros((len(unique.ids), SPEC.dim), np.float32))
+        self.training.prefetch([batch])
+        grads = np.ones_like(batch.values)
+        self.training.update([batch._replace(values=grads, learning_rate=1.0)], [], 1.0, None, position)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of steps that a snapshot counts."""
+        with self.training.quiesce(10.0, is_coordinator=True) as held:
+            newest = held.passed[-1]
+        return newest.num_steps - newest.num_untrained
+
+
+@pytest.fixture
+def cluster() -> Iterator[InProcessCluster]:
+    made = InProcessCluster(2, [SPEC])
+    yield made
+    made.close()
+
+
+def workers_of(
+    cluster: InProcessCluster, num_workers: int = 2, *, kind: str = SYNC, max_staged: int = Settings.max_staged_bytes
+) -> list[Worker]:
+    for shard in cluster.shards:
+        shard._jobs._max_staged_bytes = max_staged
+    mode = Mode(SYNC, SUM, row_bound=BOUND) if kind == SYNC else Mode(ASYNC, row_bound=BOUND)
+    return [Worker(cluster, index, num_workers, mode, max_staged) for index in range(num_workers)]
+
+
+def train(workers: list[Worker], num_steps: int, ids: NDArray[np.int64]) -> None:
+    for _ in range(num_steps):
+        for worker in workers:
+            worker.step(ids)
+
+
+def meet(workers: list[Worker]) -> None:
+    in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
+
+
+@pytest.mark.guarantee("H8")
+def test_a_worker_alone_behind_a_barrier_has_nothing_to_send(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster)
+    train(workers, 4, np.arange(8))
+    assert all(worker.caches.num_held for worker in workers)
+    meet(workers)
+    before = workers[0].training.progress()
+    in_threads(workers[0].training.send_held)  # would wait for the other in a step
+    assert workers[0].training.progress() == before
+
+
+@pytest.mark.guarantee("H8")
+def test_all_workers_that_save_send_what_they_hold_once(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster)
+    train(workers, 4, np.arange(8))
+    in_threads(*(worker.training.send_held for worker in workers))
+    assert [worker.caches.num_held for worker in workers] == [0, 0]
+    before = [worker.training.progress().num_steps for worker in workers]
+    in_threads(*(worker.training.send_held for worker in workers))
+    assert [worker.training.progress().num_steps for worker in workers] == before == [5, 5]
+
+
+@pytest.mark.guarantee("V3")
+def test_steps_that_send_held_updates_are_not_counted(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster)
+    train(workers, 4, np.arange(8))
+    in_threads(*(worker.training.send_held for worker in workers))
+    assert [worker.num_trained for worker in workers] == [4, 4]
+    train(workers, 3, np.arange(8))
+    meet(workers)
+    meet(workers)
+    assert [worker.num_trained for worker in workers] == [7, 7]
+
+
+@pytest.mark.guarantee("V3")
+def test_a_worker_with_fewer_batches_counts_the_steps_of_the_others(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, 3)
+
+    def run(worker: Worker, num_steps: int) -> None:
+        for _ in range(num_steps):
+            worker.step(np.arange(8))
+        worker.training.drain(leaves=True)
+
+    for _ in range(2):
+        in_threads(*(partial(run, worker, n) for worker, n in zip(workers, (5, 2, 0), strict=True)))
+    assert [worker.num_trained for worker in workers] == [10, 10, 10]
+
+
+@pytest.mark.guarantee("H7")
+def test_held_updates_past_the_limit_of_a_step_are_sent_in_several(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, max_staged=2 * 2 * CHANGE_BYTES * NUM_IDS // 5)
+    for first in range(0, NUM_IDS, 4):
+        train(workers, 4, np.arange(first, first + 4))
+    assert [worker.caches.num_held for worker in workers] == [NUM_IDS, NUM_IDS]
+    assert workers[0].training.num_sending_steps == 5
+    meet(workers)
+    assert [worker.caches.num_held for worker in workers] == [0, 0]
+    assert [worker.num_trained for worker in workers] == [NUM_IDS, NUM_IDS]
+
+
+@pytest.mark.guarantee("H7")
+@pytest.mark.parametrize("kind", [SYNC, ASYNC])
+def test_the_end_of_a_pass_sends_what_is_held(cluster: InProcessCluster, kind: str) -> None:
+    workers = workers_of(cluster, kind=kind)
+    train(workers, 4, np.arange(8))
+    assert all(worker.caches.num_held for worker in workers)
+    in_threads(*(worker.training.end_pass for worker in workers))
+    assert [worker.caches.num_held for worker in workers] == [0, 0]
+    assert [worker.num_trained for worker in workers] == [4, 4]
