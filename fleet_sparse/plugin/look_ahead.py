@@ -118,6 +118,7 @@ def _announced(batches: Iterator[Any], plan: RewritePlan, announcer: _Announcer)
     yield from (batch for batch, _ in waiting)
     if not isinstance(end, StopIteration):
         raise end
+    active().end_pass()
 
 
 def prepared(feeds: Iterator[_Feed], plan: RewritePlan) -> Iterator[tuple[_Feed, ExpectedBatch | None]]:

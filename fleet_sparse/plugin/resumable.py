@@ -109,7 +109,7 @@ class Resumable:
 
     def read_by(self, reader: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[Any]:
         """Yields the batches of `reader`; batches that it read and has not yielded do not count."""
-        return self.read_from(lambda num_skipped: reader(batches_from(self.loader, num_skipped)))
+        return self._to_its_end(self.read_from(lambda num_skipped: reader(batches_from(self.loader, num_skipped))))
 
     def read_from(self, batches_after: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         """A pass over the batches after the first n, which `batches_after(n)` yields.
@@ -137,6 +137,10 @@ class Resumable:
         self._begins_at = Position(begin.epoch + 1, 0)
         self._yielded = None
         self.note_done()
+
+    def _to_its_end(self, batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+        self._session.end_pass()
 
     def _next_pass(self) -> Position:
         if self._begins_at is None:

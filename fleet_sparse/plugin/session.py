@@ -278,6 +278,15 @@ class Session:
             self.dense.count_update(local_array)
         self.dense.invalidate()
 
+    def end_pass(self) -> None:
+        """Ends a pass over the data: sends what the row caches of this worker hold.
+
+        Raises:
+            FleetSparseError: An earlier push failed.
+        """
+        if self._connection is not None:
+            self._connection.training.end_pass()
+
     # Resuming
 
     def resume(self, dirname: str, scope: Any) -> int:

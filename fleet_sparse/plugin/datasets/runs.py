@@ -112,6 +112,8 @@ def run_from_dataset(executor: Any, caller: str, options: Options, *, trains: bo
         ]
         done = (lambda: None) if position is None else position.note_done
         share_out(report.reads(feeds), _compiled_alone(works), processes.end, done)
+    if trains:
+        active().end_pass()
     report.end()
 
 

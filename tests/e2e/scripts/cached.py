@@ -81,7 +81,7 @@ assert stats["hits"] > stats["reads"] / 3, stats
 assert stats["held"] == 0, stats
 assert mode != "sync" or most_lacked > 0, most_lacked
 assert stats["left"] > 0, stats
-for feed in passed(10):
+for feed in batches(10):  # not a pass, whose end sends what is held
     exe.run(feed=feed, fetch_list=[])
     num_made[feed["ids"]] += 1
 assert fleet_sparse.stats()["row_cache"]["counter"]["held"] > 0
