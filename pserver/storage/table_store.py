@@ -314,7 +314,7 @@ class TableStore:
             self._on_moved()
 
     def clocks(self, ids: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the clock of the row of each id; both are `(n,)`. It is 0 for an id without a row.
+        """Returns the clock of the row of each id; both are `(n,)`. An id without a row has that of a new row.
 
         Raises:
             ValueError: Ids have another shape or dtype, there are no clocks, or the store is closed.
@@ -828,6 +828,8 @@ class TableStore:
         for each in self._extra:
             each.remove(first, targets)
         if self._clocks is not None:
+            assert self._bound is not None, "made with the clocks"
+            self._clocks.pass_removed(removed, self._bound.terms.lag)
             self._clocks.remove(first, targets)
         return ids
 

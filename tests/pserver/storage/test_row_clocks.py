@@ -59,16 +59,18 @@ ACTIONS = st.lists(
 def test_clocks_count_the_updates_of_each_row(actions: list[tuple[str, list[int]]]) -> None:
     opened = TableStore(spec_of())
     expected: dict[int, int] | None = None
+    first = 0
     for action, listed in actions:
         ids, grads = array(listed), np.ones((len(listed), 4), np.float32)
         amounts = (ids % 3 + 1).astype(np.uint32)
         added = ones(len(ids)) if action == "push" else amounts
         if action == "make clocks":
             opened.make_clocks(LAG)
-            expected = {} if expected is None else expected
+            expected = dict.fromkeys(all_rows(opened).ids.tolist(), 0) if expected is None else expected
         elif action == "remove":
+            removed = [expected.pop(id_) for id_ in listed if id_ in expected] if expected is not None else []
+            first = max([first, *(clock + LAG.terms.lag + 1 for clock in removed)])
             opened.remove(ids)
-            expected = expected and {id_: clock for id_, clock in expected.items() if id_ not in listed}
         elif action == "merge":
             opened.merge(ids, grads, amounts, 1.0)
         else:
@@ -76,9 +78,9 @@ def test_clocks_count_the_updates_of_each_row(actions: list[tuple[str, list[int]
         if expected is not None:
             if action in {"push", "push of several", "merge"}:
                 for id_, amount in zip(listed, added.tolist(), strict=True):
-                    expected[id_] = expected.get(id_, 0) + amount
+                    expected[id_] = expected.get(id_, first) + amount
             clocks = opened.clocks(np.arange(41)).tolist()
-            assert clocks == [expected.get(id_, 0) for id_ in range(41)]
+            assert clocks == [expected.get(id_, first) for id_ in range(41)]
     opened.close()
 
 

@@ -33,9 +33,10 @@ class Worker:
     """A worker that trains one table, of which it caches all rows that it reads."""
 
     def __init__(self, cluster: InProcessCluster, index: int, num_workers: int, mode: Mode, max_staged: int) -> None:
+        assert mode.row_bound is not None
         client = cluster.worker(index, num_workers, mode)
-        self.deduplicator = Deduplicator(cluster.placement)
-        job = CacheJob(BOUND, num_workers, 0 if mode.kind == SYNC else None, AGED_LFU, ALL)
+        self.deduplicator, self.gradient = Deduplicator(cluster.placement), 1.0 - 2 * index
+        job = CacheJob(mode.row_bound, num_workers, 0 if mode.kind == SYNC else None, AGED_LFU, ALL)
         tables = {SPEC.name: SPEC}
         self.caches = RowCaches(
             *(client, self.deduplicator, job, tables),
@@ -45,12 +46,20 @@ class Worker:
         )
         self.training = PserverTraining(client, self.deduplicator, mode, num_workers, caches=self.caches)
 
-    def step(self, ids: NDArray[np.int64], position: str = "") -> None:
+    def step(self, ids: NDArray[np.int64], position: str = "") -> NDArray[np.float32]:
+        """Trains the rows of ids; returns them as they were read."""
         unique, _ = self.deduplicator.unique([ids], SPEC.salt)
         batch = RowBatch(SPEC, unique, np.zeros((len(unique.ids), SPEC.dim), np.float32))
         self.training.prefetch([batch])
-        grads = np.ones_like(batch.values)
+        grads = np.full_like(batch.values, self.gradient)
         self.training.update([batch._replace(values=grads, learning_rate=1.0)], [], 1.0, None, position)
+        return batch.values
+
+    def evaluate(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        unique, _ = self.deduplicator.unique([ids], SPEC.salt)
+        batch = RowBatch(SPEC, unique, np.zeros((len(unique.ids), SPEC.dim), np.float32))
+        self.training.pull([batch])
+        return batch.values
 
     @property
     def num_trained(self) -> int:
@@ -68,11 +77,16 @@ def cluster() -> Iterator[InProcessCluster]:
 
 
 def workers_of(
-    cluster: InProcessCluster, num_workers: int = 2, *, kind: str = SYNC, max_staged: int = Settings.max_staged_bytes
+    cluster: InProcessCluster,
+    num_workers: int = 2,
+    *,
+    kind: str = SYNC,
+    max_staged: int = Settings.max_staged_bytes,
+    bound: RowBound = BOUND,
 ) -> list[Worker]:
     for shard in cluster.shards:
         shard._jobs._max_staged_bytes = max_staged
-    mode = Mode(SYNC, SUM, row_bound=BOUND) if kind == SYNC else Mode(ASYNC, row_bound=BOUND)
+    mode = Mode(SYNC, SUM, row_bound=bound) if kind == SYNC else Mode(ASYNC, row_bound=bound)
     return [Worker(cluster, index, num_workers, mode, max_staged) for index in range(num_workers)]
 
 
@@ -155,3 +169,23 @@ def test_the_end_of_a_pass_sends_what_is_held(cluster: InProcessCluster, kind: s
     in_threads(*(worker.training.end_pass for worker in workers))
     assert [worker.caches.num_held for worker in workers] == [0, 0]
     assert [worker.num_trained for worker in workers] == [4, 4]
+
+
+@pytest.mark.guarantee("H1")
+@pytest.mark.parametrize("kind", [SYNC, ASYNC])
+def test_a_row_that_is_made_anew_does_not_pass_for_a_copy_of_the_removed_one(cluster: InProcessCluster, kind: str) -> None:
+    """The removed row had six updates, all of the worker that keeps its copy, and the new one has as many of the other."""
+    bound, row, elsewhere = RowBound(lag=4, share=None), np.array([1]), np.array([30])
+    workers = workers_of(cluster, kind=kind, bound=bound)
+    for _ in range(6):
+        workers[0].step(row)
+        workers[1].step(elsewhere)
+    meet(workers)
+    for number, shard in enumerate(cluster.shards):
+        store = shard.tables[SPEC.table_id].table.store
+        cluster.run(number, partial(store.remove, row))
+    for _ in range(6):
+        workers[0].step(elsewhere)
+        workers[1].step(row)
+    meet(workers)
+    np.testing.assert_array_equal(workers[0].step(row), workers[1].evaluate(row))
