@@ -523,7 +523,8 @@ def _late(lookup: _Lookup, table: CachedTable) -> _Lookup:
 def is_cached(spec: TableSpec) -> bool:
     """Returns whether the rows of a table are cached."""
     rule = spec.update_rule
-    return rule.kernel is not None and rule.trains and not spec.statistics and not rule.is_summed
+    # With an entry policy the pservers alone know which ids have a row.
+    return rule.kernel is not None and rule.trains and not rule.is_summed and not spec.statistics and spec.entry is None
 
 
 def _most_change_bytes(spec: TableSpec) -> int:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, SECOND
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
+from fleet_sparse.core.entries import SKETCH, Entry
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.kernels_copies import lag_class
 from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
@@ -802,6 +803,19 @@ def test_tables_whose_pushes_carry_statistics_are_not_cached() -> None:
     assert is_cached(plain)
     assert not is_cached(TableSpec(name="C1", dim=4, rule="adagrad", initializer=constant(0.0), has_show_click=True))
     assert not is_cached(TableSpec(name="C1", dim=4, rule="read_only", initializer=constant(0.0)))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Entry("probability", (("probability", 0.5),)),
+        Entry("count_filter", (("threshold", 3.0),)),
+        Entry("count_filter", (("threshold", 3.0),), SKETCH, 1000),
+    ],
+    ids=str,
+)
+def test_tables_whose_ids_may_get_no_row_are_not_cached(entry: Entry) -> None:
+    assert not is_cached(TableSpec(name="C1", dim=4, rule="adagrad", initializer=constant(0.0), entry=entry))
 
 
 def test_memory_that_small_tables_do_not_need_is_for_the_others() -> None:
