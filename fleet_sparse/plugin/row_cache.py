@@ -10,7 +10,7 @@ import msgspec
 from fleet_sparse import machine_memory
 from fleet_sparse.core.cache_policies import chosen
 from fleet_sparse.core.mode import AVG, SYNC, Mode
-from fleet_sparse.core.row_bound import RowBound, steps_off_lease
+from fleet_sparse.core.row_bound import DEFAULT_SHARE, RowBound, steps_off_lease
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
 from fleet_sparse.worker.rows.cached_table import CacheJob, GradientWeights
@@ -20,6 +20,7 @@ from .optimizer_config import OptimizerConfig
 logger = logging.getLogger(__name__)
 
 _WHERE = "PserverStrategy.row_cache"
+_LONG_ROW_BYTES = 64 << 10  # of a copy: of 2000 values, with two states and what they were before
 
 
 class RowCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +83,9 @@ def read_bound(
     Raises:
         PlanError: Two of them contradict each other, or one has no meaning.
     """
+    if row_cache is not None and not isinstance(row_cache, RowCache):
+        raise PlanError(f"{_WHERE}: is a {type(row_cache).__name__}, should be a fleet_sparse.RowCache or None")
+    _check_share(share, lag)
     if lag is not None and drift is not None:
         raise PlanError(
             f"PserverStrategy: max_row_lag is {lag!r} and max_row_drift is {drift!r}, and rows have one bound. Leave "
@@ -95,13 +99,13 @@ def read_bound(
             )
         return None, None
     name, value = ("max_row_lag", lag) if drift is None else ("max_row_drift", drift)
+    if type(lag) is int and lag == 0:
+        return None, None
     if is_geo:
         raise PlanError(
             f"PserverStrategy.{name}: is {value!r} with k_steps above 0, whose windows cache rows already. Leave it "
             "out, or write k_steps 0"
         )
-    if type(lag) is int and lag == 0:
-        return None, None
     try:
         if type(value) is not int and (drift is None or type(value) is not float):
             raise ValueError(f"is {value!r}, should be {'an integer' if drift is None else 'a number'}")
@@ -143,6 +147,19 @@ def cache_job(row_cache: RowCache, mode: Mode, num_workers: int) -> CacheJob:
     )
 
 
+def _check_share(share: float | None, lag: int | None) -> None:
+    """Refuses a share that has no meaning, or nothing to be a share of. The default one counts as not given."""
+    if share is None or (share == DEFAULT_SHARE and type(share) is float):
+        return
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise PlanError(f"PserverStrategy.max_row_lag_share: is {share!r}, should be above 0 and at most 1, or None")
+    if lag is None:
+        raise PlanError(
+            f"PserverStrategy.max_row_lag_share: is {share!r} without max_row_lag, of whose bound it is a part. Leave it "
+            "out, or write max_row_lag, too"
+        )
+
+
 def check_row_cache(
     row_cache: RowCache | None, mode: Mode, config: OptimizerConfig, num_workers: int, rows_dtype: str
 ) -> RowCache | None:
@@ -160,7 +177,10 @@ def check_row_cache(
     """
     if row_cache is None:
         return None
-    if row_cache.max_bytes > (available := machine_memory.available_bytes()):
+    needed = row_cache.max_bytes
+    if row_cache.max_rows is not None:
+        needed = min(needed, row_cache.max_rows * _LONG_ROW_BYTES)
+    if needed > (available := machine_memory.available_bytes()):
         raise PlanError(
             f"RowCache.max_bytes: is {row_cache.max_bytes}, and {available} bytes of memory are free. Write less"
         )

@@ -10,7 +10,8 @@ import paddle.distributed.fleet as fleet
 import pytest
 
 import fleet_sparse
-from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse import machine_memory
+from fleet_sparse.core.mode import ASYNC, GEO, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.errors import PlanError
 from fleet_sparse.plugin.active_session import active
@@ -55,6 +56,12 @@ def test_lag_of_zero_is_no_cache():
     assert (read.mode, read.row_cache) == (Mode(ASYNC), None)
 
 
+@pytest.mark.guarantee("H5")
+def test_lag_of_zero_goes_with_windows():
+    read = read_strategy(strategy_of(max_row_lag=0, k_steps=4))
+    assert (read.mode.kind, read.mode.row_bound, read.row_cache) == (GEO, None, None)
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -64,13 +71,22 @@ def test_lag_of_zero_is_no_cache():
         ({"max_row_lag": True}, "max_row_lag"),
         ({"max_row_drift": 0.0}, "max_row_drift"),
         ({"max_row_drift": float("inf")}, "max_row_drift"),
+        ({"max_row_drift": 1e-7}, "1e-05"),
         ({"max_row_drift": "much"}, "max_row_drift"),
         ({"max_row_lag": 5, "max_row_lag_share": 0}, "share"),
         ({"max_row_lag": 5, "max_row_lag_share": 1.5}, "share"),
-        ({"max_row_lag": 5, "max_row_lag_share": "all"}, "max_row_lag"),
+        ({"max_row_lag": 5, "max_row_lag_share": "all"}, "max_row_lag_share"),
         ({"max_row_lag": 5, "k_steps": 4}, "k_steps"),
         ({"max_row_drift": 0.1, "row_cache": fleet_sparse.RowCache(hold_back=3)}, "hold_back"),
         ({"row_cache": fleet_sparse.RowCache()}, "max_row_drift"),
+        ({"max_row_lag": 5, "row_cache": {"max_rows": 3}}, "row_cache"),
+        ({"row_cache": "x"}, "row_cache"),
+        ({"max_row_lag_share": 5}, "max_row_lag_share"),
+        ({"max_row_lag_share": -1, "max_row_lag": 0}, "max_row_lag_share"),
+        ({"max_row_lag_share": 7, "max_row_drift": 0.1}, "max_row_lag_share"),
+        ({"max_row_lag_share": 0.5, "max_row_drift": 0.1}, "max_row_lag_share"),
+        ({"max_row_lag_share": 0.5}, "max_row_lag_share"),
+        ({"max_row_lag_share": float("nan"), "max_row_lag": 5}, "max_row_lag_share"),
     ],
 )
 def test_bound_that_has_no_meaning_is_refused(fields, name):
@@ -143,6 +159,12 @@ def test_updates_of_rows_that_travel_rounded_are_not_held_back(monkeypatch, num_
 def test_cache_that_is_larger_than_free_memory_is_refused():
     with pytest.raises(PlanError, match="max_bytes"):
         minimize_for(2, max_row_lag=100, row_cache=fleet_sparse.RowCache(max_bytes=1 << 60))
+
+
+def test_cache_of_few_rows_needs_little_memory(monkeypatch):
+    monkeypatch.setattr(machine_memory, "available_bytes", lambda: 10 << 20)
+    few = fleet_sparse.RowCache(max_rows=10)
+    assert minimize_for(2, max_row_lag=100, row_cache=few).row_cache == few
 
 
 @pytest.mark.parametrize("optimizer", [paddle.optimizer.SGD, paddle.optimizer.Adam], ids=["sgd", "adam"])
