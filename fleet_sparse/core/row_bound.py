@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 DRIFT_UNITS = 4096
 """Largest lag with a bound in distance."""
-MAX_UNITS = 1 << 30
-"""Largest distance of one update, so that a clock of 32 bits tells a copy from one that is three updates older."""
+MAX_UNITS = (1 << 30) - 1
+"""Largest distance of one update. Not a divisor of 2^32: several of them do not bring a clock back to where it was."""
+MIN_DRIFT = 1e-5
+"""Smallest bound in distance. A clock tells for certain how far a row moved up to 2^20 times the bound."""
 UNBOUNDED = 1 << 62
 """What the only worker of a job may hold: nobody else reads its rows."""
 DEFAULT_SHARE = 0.25
@@ -68,6 +70,11 @@ class RowBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"share is {self.share} with drift {self.drift}, should be None")
         if self.drift is not None and not 0 < self.drift < math.inf:
             raise ValueError(f"drift is {self.drift}, should be above 0 and finite")
+        if self.drift is not None and self.drift < MIN_DRIFT:
+            raise ValueError(
+                f"drift is {self.drift:g}, should be at least {MIN_DRIFT:g}: a clock of 32 bits has no place for a row's "
+                "movements in units of less. Write 1 to 2 times the learning rate, or train without a row cache"
+            )
 
     def __str__(self) -> str:
         """The bound as the fields of `PserverStrategy` state it."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_sparse.core.row_bound import DRIFT_UNITS, MAX_UNITS, RowBound, lag_of, steps_off_lease
+from fleet_sparse.core.row_bound import DRIFT_UNITS, MAX_UNITS, MIN_DRIFT, RowBound, lag_of, steps_off_lease
 
 BOUNDS = st.builds(RowBound, st.integers(1, 300), st.none() | st.sampled_from([0.05, 0.25, 0.5, 1.0]))
 SEEDS = st.integers(0, 2**32)
@@ -206,7 +206,7 @@ def test_copies_are_off_by_at_most_the_drift(drift: float, num_workers: int, see
             clock, known[worker] = clock + units, known[worker] + units
 
 
-@given(st.floats(1e-30, 1e30), st.just(0.0) | st.floats(1e-30, 1e30))
+@given(st.floats(MIN_DRIFT, 1e30), st.just(0.0) | st.floats(1e-30, 1e30))
 def test_units_are_rounded_up(drift: float, distance: float) -> None:
     (units,) = RowBound(drift=drift).units(np.array([distance]))
     if units < MAX_UNITS:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
-from fleet_sparse.core.row_bound import RowBound
+from fleet_sparse.core.row_bound import MIN_DRIFT, RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes.sync_async import PserverTraining
@@ -46,13 +46,13 @@ class Worker:
         )
         self.training = PserverTraining(client, self.deduplicator, mode, num_workers, caches=self.caches)
 
-    def step(self, ids: NDArray[np.int64], position: str = "") -> NDArray[np.float32]:
+    def step(self, ids: NDArray[np.int64], position: str = "", *, rate: float = 1.0) -> NDArray[np.float32]:
         """Trains the rows of ids; returns them as they were read."""
         unique, _ = self.deduplicator.unique([ids], SPEC.salt)
         batch = RowBatch(SPEC, unique, np.zeros((len(unique.ids), SPEC.dim), np.float32))
         self.training.prefetch([batch])
         grads = np.full_like(batch.values, self.gradient)
-        self.training.update([batch._replace(values=grads, learning_rate=1.0)], [], 1.0, None, position)
+        self.training.update([batch._replace(values=grads, learning_rate=rate)], [], 1.0, None, position)
         return batch.values
 
     def evaluate(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -173,8 +173,10 @@ def test_the_end_of_a_pass_sends_what_is_held(cluster: InProcessCluster, kind: s
 
 @pytest.mark.guarantee("H1")
 @pytest.mark.parametrize("kind", [SYNC, ASYNC])
-def test_a_row_that_is_made_anew_does_not_pass_for_a_copy_of_the_removed_one(cluster: InProcessCluster, kind: str) -> None:
-    """The removed row had six updates, all of the worker that keeps its copy, and the new one has as many of the other."""
+def test_a_row_that_is_made_anew_does_not_pass_for_a_copy_of_the_removed_one(
+    cluster: InProcessCluster, kind: str
+) -> None:
+    """The removed row had six updates, all of the worker that keeps its copy, and the new one as many of the other."""
     bound, row, elsewhere = RowBound(lag=4, share=None), np.array([1]), np.array([30])
     workers = workers_of(cluster, kind=kind, bound=bound)
     for _ in range(6):
@@ -187,5 +189,22 @@ def test_a_row_that_is_made_anew_does_not_pass_for_a_copy_of_the_removed_one(clu
     for _ in range(6):
         workers[0].step(elsewhere)
         workers[1].step(row)
+    meet(workers)
+    np.testing.assert_array_equal(workers[0].step(row), workers[1].evaluate(row))
+
+
+@pytest.mark.guarantee("H2")
+@pytest.mark.parametrize("kind", [SYNC, ASYNC])
+@pytest.mark.parametrize("num_updates", [1, 3, 4, 8])
+def test_updates_far_past_the_drift_do_not_bring_the_clock_round(
+    cluster: InProcessCluster, kind: str, num_updates: int
+) -> None:
+    workers = workers_of(cluster, kind=kind, bound=RowBound(drift=MIN_DRIFT))
+    row, elsewhere = np.array([1]), np.array([30])
+    train(workers, 2, row)
+    workers[0].gradient, workers[1].gradient = 0.0, -1e6
+    for number in range(num_updates):
+        for worker, ids in zip(workers, (elsewhere, row), strict=True):
+            worker.step(ids, rate=100.0 * (number + 1))
     meet(workers)
     np.testing.assert_array_equal(workers[0].step(row), workers[1].evaluate(row))
