@@ -155,7 +155,7 @@ def _check_share(share: float | None, lag: int | None) -> None:
         raise PlanError(f"PserverStrategy.max_row_lag_share: is {share!r}, should be above 0 and at most 1, or None")
     if lag is None:
         raise PlanError(
-            f"PserverStrategy.max_row_lag_share: is {share!r} without max_row_lag, of whose bound it is a part. Leave it "
+            f"PserverStrategy.max_row_lag_share: is {share!r} without max_row_lag, of which it is a bound. Leave it "
             "out, or write max_row_lag, too"
         )
 

@@ -262,7 +262,8 @@ def test_workers_that_all_save_send_what_their_caches_hold(cluster: InProcessClu
         worker.training.drain(leaves=True)
         return sent
 
-    assert in_threads(*(lambda w=worker: train(w) for worker in workers)) == [(1, 0, Progress(4, "", num_untrained=1))] * 2
+    found = in_threads(*(lambda w=worker: train(w) for worker in workers))
+    assert found == [(1, 0, Progress(4, "", num_untrained=1))] * 2
     assert in_threads(*(worker.row for worker in workers)) == [1 + RATE * 8] * 2
     assert [worker.replica.values[0] for worker in workers] == [-8.0] * 2
     assert workers[0].training.progress() == Progress(6, "", num_untrained=2)
