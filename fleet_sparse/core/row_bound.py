@@ -72,8 +72,8 @@ class RowBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"drift is {self.drift}, should be above 0 and finite")
         if self.drift is not None and self.drift < MIN_DRIFT:
             raise ValueError(
-                f"drift is {self.drift:g}, should be at least {MIN_DRIFT:g}: a clock of 32 bits has no place for a row's "
-                "movements in units of less. Write 1 to 2 times the learning rate, or train without a row cache"
+                f"drift is {self.drift:g}, should be at least {MIN_DRIFT:g}: a clock of 32 bits has no place for "
+                "smaller units of distance. Write 1 to 2 times the learning rate, or train without a row cache"
             )
 
     def __str__(self) -> str:
