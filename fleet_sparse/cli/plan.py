@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
@@ -13,10 +14,17 @@ from rich.table import Table
 
 from fleet_sparse.counts import count_of
 from fleet_sparse.errors import SettingError
-from fleet_sparse.tools.capacity.cached_rows import NO_CACHE, CachedRows, cached_rows_of
+from fleet_sparse.tools.capacity.cached_rows import (
+    DEFAULT_SHARE,
+    NO_CACHE,
+    RULES_WITHOUT_MERGE,
+    CachedRows,
+    PlannedCache,
+    cached_rows_of,
+)
 from fleet_sparse.tools.capacity.chart import chart as chart_of
 from fleet_sparse.tools.capacity.coefficients import CostCoefficients, shipped_coefficients
-from fleet_sparse.tools.capacity.job import MAX_PSERVERS, Machines, PlannedJob
+from fleet_sparse.tools.capacity.job import MAX_PSERVERS, SYNC, Machines, PlannedJob
 from fleet_sparse.tools.capacity.plan import CapacityPlan, plan_on
 from fleet_sparse.tools.capacity.plan import plan as plan_of
 from fleet_sparse.tools.capacity.step_time import Limit
@@ -82,8 +90,14 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
     network_gbit: Annotated[float, typer.Option(help="Network of a machine, Gbit/s in each direction.")] = 25.0,
     round_trip_us: Annotated[float, typer.Option(help="Network latency of a request and its reply.")] = 0.0,
     cores: Annotated[int, _counted("Cores of a machine of pservers; it runs a pserver for every two.")] = 2,
-    cache_rows: Annotated[int, _counted("Rows that each worker caches; needs --row-lag and --distinct zipf.")] = 0,
+    cache_rows: Annotated[int, _counted("Rows that each worker caches; needs a bound and --distinct zipf.")] = 0,
     row_lag: Annotated[int, _counted("`max_row_lag` of the cached rows.")] = 0,
+    row_lag_share: Annotated[float, typer.Option(help="`max_row_lag_share`; 0 for any share.")] = DEFAULT_SHARE,
+    row_drift: Annotated[float, typer.Option(help="`max_row_drift` instead; needs --row-step.")] = 0.0,
+    row_step: Annotated[float, typer.Option(help="By how much an update changes a value of its row at most.")] = 0.0,
+    cache_steps: Annotated[
+        int, _counted("Steps after which the row cache is judged: rows may lack a share of their updates until then.")
+    ] = 2000,
     chart: Annotated[
         Path | None,
         typer.Option(help="SVG file for a chart of the step over the number of pservers.", show_default=False),
@@ -103,7 +117,6 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
     if not 1 <= cores <= MAX_PSERVERS:
         raise SettingError(f"plan: --cores is {cores}, should be 1 to {MAX_PSERVERS}")
     coefficients = shipped_coefficients()
-    cached = _cached(cache_rows, row_lag, distinct, rows, fields, batch, workers, mode)
     job = PlannedJob(
         rows=rows,
         dim=dim,
@@ -117,7 +130,6 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
         compute_s=compute_ms / 1e3,
         spread=spread,
         mode=mode.value,
-        cached=cached,
     )
     machines = Machines(
         memory_bytes=memory_gb * 1e9,
@@ -125,50 +137,69 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
         pservers_per_machine=max(cores // _CORES_PER_PSERVER, 1),
         round_trip_s=round_trip_us / 1e6,
     )
-    found = plan_of(job, machines, coefficients, pservers)
+    cache = PlannedCache(cache_rows, row_lag, row_lag_share or None, row_drift, row_step, cache_steps)
+    cache = cache._replace(holds=optimizer not in RULES_WITHOUT_MERGE)
+    cached = _cached(cache, job, distinct, coefficients)
+    found = plan_of(replace(job, cached=cached), machines, coefficients, pservers)
+    without = None if cached == NO_CACHE else plan_of(job, machines, coefficients, found.num_pservers)
     if as_json:
-        print_json(_as_json(found, coefficients, is_chosen=pservers is None))
+        print_json(_as_json(found, without, coefficients, is_chosen=pservers is None))
     else:
         _show(found, coefficients, is_chosen=pservers is None)
-        if cached != NO_CACHE:
-            _compare(found, plan_of(replace(job, cached=NO_CACHE), machines, coefficients, found.num_pservers))
+        if without:
+            _compare(found, without)
     if chart is not None:
         _write(chart, chart_of(found, coefficients))
     if not found.fits:
         raise typer.Exit(1)
 
 
-def _cached(
-    cache_rows: int, row_lag: int, distinct: str, rows: int, fields: int, batch: int, workers: int, mode: PlanMode
-) -> CachedRows:
-    """Returns what of the rows travels with `--cache-rows` and `--row-lag`."""
-    if not cache_rows and not row_lag:
+def _cached(cache: PlannedCache, job: PlannedJob, distinct: str, coefficients: CostCoefficients) -> CachedRows:
+    """Returns what of the rows travels with `--cache-rows` and a bound."""
+    if not (cache.rows or cache.row_lag or cache.row_drift or cache.row_step):
         return NO_CACHE
     kind, _, power = distinct.partition(":")
-    if kind != "zipf" or not cache_rows or not row_lag:
+    if kind != "zipf" or cache.rows < 1 or (cache.row_lag > 0) == (cache.row_drift > 0):
         raise SettingError(
-            f"plan: --cache-rows is {cache_rows}, --row-lag is {row_lag} and --distinct is {distinct!r}; should be two "
-            f"numbers above 0, and zipf:{_ZIPF}, which says how often a row is used"
+            f"plan: --cache-rows is {cache.rows}, --row-lag is {cache.row_lag}, --row-drift is {cache.row_drift:g} and "
+            f"--distinct is {distinct!r}; should be a number of rows, one bound above 0, and zipf:{_ZIPF}, which says "
+            "how often a row is used"
         )
-    _share(distinct, rows, fields, batch)
+    if (
+        not 0 <= cache.row_drift < math.inf
+        or not 0 <= cache.row_step < math.inf
+        or ((cache.row_drift > 0) != (cache.row_step > 0))
+    ):
+        raise SettingError(
+            f"plan: --row-drift is {cache.row_drift:g} and --row-step is {cache.row_step:g}, should be both above 0 "
+            "or left out; a row's step is about the learning rate with Adam, and less with Adagrad the older the row is"
+        )
+    if not 0 < (cache.share or 1) <= 1:
+        raise SettingError(f"plan: --row-lag-share is {cache.share:g}, should be 0, or a share of at most 1")
+    if cache.steps < 1:
+        raise SettingError(f"plan: --cache-steps is {cache.steps}, should be at least 1")
+    if job.batch < 1 or job.workers < 1 or not 1 <= job.fields <= job.rows or job.rule not in coefficients.num_states:
+        return NO_CACHE  # the model refuses these by name
     return cached_rows_of(
-        cache_rows,
-        row_lag,
-        rows=rows,
-        fields=fields,
-        batch=batch,
+        cache,
+        rows=job.rows,
+        fields=job.fields,
+        batch=job.batch,
         exponent=float(power or _ZIPF),
-        workers=workers,
-        is_sync=mode is PlanMode.sync,
+        workers=job.workers,
+        is_sync=job.mode == SYNC,
+        num_states=coefficients.num_states[job.rule],
     )
 
 
 def _compare(found: CapacityPlan, without: CapacityPlan) -> None:
-    saved = 1 - found.traffic.num_bytes / without.traffic.num_bytes
+    num_bytes, plain = found.traffic.num_bytes, without.traffic.num_bytes
+    saved = f"{1 - num_bytes / plain:.0%} of the bytes saved" if num_bytes < plain else "none saved"
     pays = "it pays" if found.step_s < without.step_s else "it does not pay"
     console.print(
-        f"row cache: {found.job.cached.hit:.0%} of the rows of a step are in it, {saved:.0%} of the bytes are saved; "
-        f"a step takes {rounded(1e3 * found.step_s)} ms, without it {rounded(1e3 * without.step_s)} ms: {pays}.",
+        f"row cache: {found.job.cached.hit:.0%} of the rows of a step are in it. A worker's step sends and receives "
+        f"{rounded(num_bytes / 1e6)} MB and takes {rounded(1e3 * found.step_s)} ms, without it "
+        f"{rounded(plain / 1e6)} MB and {rounded(1e3 * without.step_s)} ms: {saved}, {pays}.",
         **AS_IS,
     )
 
@@ -296,7 +327,9 @@ def _bar(share: float, width: int = _BAR_WIDTH) -> str:
     return _FULL * (eighths // 8) + _EIGHTHS[eighths % 8].strip() + ("+" if share > 1.0 else "")
 
 
-def _as_json(found: CapacityPlan, coefficients: CostCoefficients, *, is_chosen: bool) -> dict[str, Any]:
+def _as_json(
+    found: CapacityPlan, without: CapacityPlan | None, coefficients: CostCoefficients, *, is_chosen: bool
+) -> dict[str, Any]:
     network = {
         f"{name}_{direction}_gbit_per_s": rate / 1e9
         for name, rates in (("pserver", found.pserver_bits_per_s), ("worker", found.worker_bits_per_s))
@@ -316,6 +349,13 @@ def _as_json(found: CapacityPlan, coefficients: CostCoefficients, *, is_chosen: 
         "pserver_memory_bytes": {"total": found.memory.total, **found.memory._asdict()},
         "network": network,
         "needed_s": found.times._asdict(),
+        "row_cache": without
+        and {
+            "step_bytes": found.traffic.num_bytes,
+            "step_bytes_without": without.traffic.num_bytes,
+            "step_s_without": without.step_s,
+            "pays": found.step_s < without.step_s,
+        },
         "measured": msgspec.to_builtins(coefficients.measured),
         "accuracy": {
             "fitted": msgspec.to_builtins(coefficients.fitted),

@@ -160,19 +160,60 @@ def test_a_malformed_argument_exits_2_without_a_traceback(arguments, message) ->
     assert "Traceback" not in result.output
 
 
+CACHED_JOB = ("--rows", "10M", "--dim", "64", "--workers", "8", "--distinct", "zipf:1.1", "--pservers", "1")
+
+
 def test_row_cache_says_what_it_saves_and_if_it_pays() -> None:
-    arguments = ["--rows", "10M", "--dim", "64", "--workers", "8", "--distinct", "zipf:1.1", "--pservers", "1"]
-    arguments += ["--cache-rows", "500k", "--row-lag", "100"]
+    arguments = [*CACHED_JOB, "--cache-rows", "500k", "--row-lag", "100"]
     assert "it pays" in run(*arguments, "--network-gbit", "1").output
     assert "it does not pay" in run(*arguments, "--dim", "4", "--network-gbit", "1000").output
 
 
+def test_row_cache_in_json_is_bytes_and_step_with_and_without() -> None:
+    bounds = (["--row-lag", "100"], ["--row-drift", "0.06", "--row-step", "0.0006"])
+    without = as_json(*CACHED_JOB, "--network-gbit", "1")
+    assert without["row_cache"] is None
+    for bound in bounds:
+        found = as_json(*CACHED_JOB, "--network-gbit", "1", "--cache-rows", "500k", *bound)
+        assert found["row_cache"]["step_s_without"] == without["step_s"] > found["step_s"]
+        assert found["row_cache"]["step_bytes_without"] > 1.5 * found["row_cache"]["step_bytes"]
+        assert found["row_cache"]["pays"]
+
+
+def test_row_cache_takes_a_share_of_a_quarter() -> None:
+    lag = [*CACHED_JOB, "--cache-rows", "500k", "--row-lag", "100"]
+    of = {share: as_json(*lag, "--row-lag-share", share)["row_cache"]["step_bytes"] for share in ("0", "0.25")}
+    assert of["0"] < of["0.25"] == as_json(*lag)["row_cache"]["step_bytes"]
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [["--cache-rows", "1k"], ["--row-lag", "5"], ["--cache-rows", "1k", "--row-lag", "5"]],
-    ids=["no lag", "no rows", "no distribution"],
+    [
+        ["--cache-rows", "1k", "--distinct", "zipf"],
+        ["--row-lag", "5", "--distinct", "zipf"],
+        ["--cache-rows", "1k", "--row-lag", "5"],
+        ["--cache-rows", "1k", "--row-lag", "5", "--row-drift", "0.1", "--distinct", "zipf"],
+    ],
+    ids=["no bound", "no rows", "no distribution", "two bounds"],
 )
 def test_row_cache_that_is_half_described_is_refused(arguments) -> None:
     result = run("--rows", "10M", *arguments)
     assert result.exit_code != 0
     assert "--cache-rows" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--row-drift", "0.1"],
+        ["--row-drift", "0.1", "--row-step", "-1"],
+        ["--row-drift", "nan", "--row-step", "1"],
+        ["--row-lag", "5", "--row-step", "1"],
+        ["--row-lag", "5", "--row-lag-share", "2"],
+        ["--row-lag", "5", "--cache-steps", "0"],
+    ],
+    ids=" ".join,
+)
+def test_row_cache_with_a_number_out_of_its_range_is_refused(arguments) -> None:
+    result = run(*CACHED_JOB, "--cache-rows", "1k", *arguments)
+    assert isinstance(result.exception, SettingError)

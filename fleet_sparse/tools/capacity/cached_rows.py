@@ -9,37 +9,86 @@ from .zipf import ranks_of_zipf
 
 HIT_NS, HIT_NS_PER_FLOAT = 110.0, 2.0
 """CPU of a worker for a row in its cache: found, read, trained with Adagrad and noted. Measured at dims 16 and 64."""
+DRIFT_UNITS = 4096
+"""Largest lag with a bound in distance; of `core.row_bound`, which loads NumPy, as is the next one."""
+DEFAULT_SHARE = 0.25
+RULES_WITHOUT_MERGE = ("adamax", "ftrl")
+"""Rules whose updates no worker holds back; of `core.rules`, which loads Numba."""
+ENTERED_OF_MISSES = 0.08
+"""Ids that enter, over those that a cache of the most used rows misses; as many of the most used ones miss, too.
+`benchmarks/het` simulates 0.07 to 0.13 with caches of 1 to 10 % of the rows."""
+_GROWTH = 8  # states travel again when a row's clock grew by an eighth
 
 
 class CachedRows(NamedTuple):
-    """Shares of the distinct ids of a step."""
+    """Shares of the distinct ids of a step, and states that travel with them."""
 
     hit: float
     """That have a copy."""
     asked: float
-    """About whose copy a pserver is asked."""
-    refreshed: float
-    """Whose copy is refreshed."""
-    pushed: float
-    """Of copies whose change is sent."""
+    """About whose copy a pserver is asked; rows that enter are of these."""
+    received: float
+    """Whose row comes with a version: refreshed, or entering."""
+    gradients: float
+    """Of copies whose update is sent as a gradient."""
+    changed: float
+    """Of copies whose held updates are sent as a change."""
+    states_received: float
+    """States of `dim` floats that come, over the distinct ids."""
+    states_sent: float
+    """Likewise, of changes."""
+    entered: float
+    """That enter the cache."""
+
+    @property
+    def plain(self) -> float:
+        """Share of the ids that travel as without a cache."""
+        return 1 - self.hit - self.entered
 
     @property
     def pulled(self) -> float:
         """Share of the ids whose row is sent to the worker."""
-        return 1 - self.hit + self.refreshed
+        return self.plain + self.received
 
     @property
-    def sent(self) -> float:
+    def pushed(self) -> float:
         """Share of the ids whose gradient, or change, is sent to a pserver."""
-        return 1 - self.hit + self.pushed
+        return self.plain + self.gradients + self.changed
 
 
-NO_CACHE = CachedRows(0.0, 0.0, 0.0, 0.0)
+NO_CACHE = CachedRows(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class PlannedCache(NamedTuple):
+    """A row cache of each worker, with a bound in updates or in distance."""
+
+    rows: float
+    """Copies of a worker."""
+    row_lag: float = 0
+    """`max_row_lag`; 0 with a bound in distance."""
+    share: float | None = DEFAULT_SHARE
+    """`max_row_lag_share`; only with a bound in updates."""
+    row_drift: float = 0.0
+    """`max_row_drift`; 0 with a bound in updates."""
+    row_step: float = 0.0
+    """With a bound in distance: by how much an update changes a value of its row at most, in the mean."""
+    steps: float = 2000
+    """Steps that each worker has made: the age of rows, of which they may lack a share."""
+    holds: bool = True
+    """True if updates are held back, which rules without a merge do not allow."""
+
+
+class _Bound(NamedTuple):
+    """A bound on the lag of one row, in updates (docs/consistency.md, Row lag)."""
+
+    held: int
+    """Updates that a worker may hold: Q."""
+    behind: int
+    """Updates that a copy may be behind the pserver: R."""
 
 
 def cached_rows_of(
-    cache_rows: float,
-    row_lag: int,
+    cache: PlannedCache,
     *,
     rows: float,
     fields: int,
@@ -47,37 +96,75 @@ def cached_rows_of(
     exponent: float,
     workers: int,
     is_sync: bool,
+    num_states: int,
 ) -> CachedRows:
-    """Returns what a cache of the rows that are used most does in its steady state, with a bound on updates alone.
+    """Returns what a cache of the rows that are used most does after some steps.
 
-    Each field draws its ids from its share of the rows. With W workers and the lag L, Q updates are held and a copy may
-    be R behind (docs/consistency.md, Row lag); so one use in Q + 1 sends a change, and one in R // (W - 1) + 1
-    refreshes the copy. Where steps are counted a copy is leased for about as many steps.
+    Each field draws its ids from its share of the rows. All workers use a row equally often.
 
     Args:
-        cache_rows: Copies of a worker.
-        row_lag: `max_row_lag`.
+        cache: Of each worker.
         rows: Rows of all tables.
         fields: Ids of an example.
         batch: Examples of a step.
         exponent: Power of the distribution of each field's ids.
         workers: Number of workers.
         is_sync: True if the workers take each step together.
+        num_states: States of `dim` floats of the update rule.
     """
-    inside = outside = asked = 0.0
-    most = cache_rows / fields
-    held = max(0, (row_lag + workers) // (2 * (workers - 1)) - 1) if workers > 1 else 0
-    uses_of_a_copy = (row_lag - (workers - 1) * held) // (workers - 1) + 1 if workers > 1 else math.inf
+    most, others = cache.rows / fields, workers - 1
+    hit = asked = refreshed = gradients = changed = states_received = states_sent = used_by_all = 0.0
     for last_rank, width, probability in ranks_of_zipf(rows / fields, exponent):
         used = -math.expm1(-batch * probability)  # in a step
-        share = min(max((most - (last_rank - width)) / width, 0.0), 1.0)
-        inside += width * used * share
-        outside += width * used * (1 - share)
-        if workers > 1:  # a copy that is used less often than its lease lasts asks at each use
-            lease = max(uses_of_a_copy - 1, 0) if is_sync else 0
-            asked += width * used * share / max(1.0, used * (lease + 1))
-    total = inside + outside
-    if workers == 1:
-        return CachedRows(inside / total, 0.0, 0.0, 0.0)
-    hit = inside / total
-    return CachedRows(hit, asked / total, hit / uses_of_a_copy, hit / (held + 1))
+        used_by_all += width * used
+        hits = width * used * min(max((most - (last_rank - width)) / width, 0.0), 1.0)
+        hit += hits
+        if not hits or not others:
+            continue
+        clock = workers * used * cache.steps
+        bound = _bound(cache, clock, workers)
+        block = bound.held + 1  # updates that a push has
+        uses_of_a_push, pushes_until_behind = block, bound.behind // block + 1
+        # the copy is refreshed at the first use after so many pushes of others
+        uses_of_a_copy = pushes_until_behind * block / others + 1 - used / 2
+        # a copy that is used less often than its lease lasts asks at each use; leases begin with half of R left
+        lease = bound.behind / 2 / others if is_sync and cache.row_lag else 0.0
+        asked += hits / max(1.0, used * (lease + 1))
+        refreshed += hits / uses_of_a_copy
+        states_received += num_states * hits / _rounded_up(clock / _GROWTH / others, uses_of_a_copy)
+        if block == 1:
+            gradients += hits
+        else:
+            changed += hits / uses_of_a_push
+            states_sent += num_states * hits / _rounded_up(clock / _GROWTH / workers, uses_of_a_push)
+    entered = ENTERED_OF_MISSES * (1 - hit / used_by_all)
+    scale = max(1 / used_by_all - entered / hit, 0.0) if hit else 0.0
+    hit, asked, refreshed, gradients, changed, states_received, states_sent = (
+        scale * value for value in (hit, asked, refreshed, gradients, changed, states_received, states_sent)
+    )
+    return CachedRows(
+        hit=hit,
+        asked=asked + entered,
+        received=refreshed + entered,
+        gradients=gradients,
+        changed=changed + entered,  # for each that enters one leaves, with what was held of it
+        states_received=states_received + num_states * entered,
+        states_sent=states_sent + num_states * entered,
+        entered=entered,
+    )
+
+
+def _bound(cache: PlannedCache, clock: float, workers: int) -> _Bound:
+    """Returns the bound of a row of which there were `clock` updates."""
+    if cache.row_lag:
+        lag = int(cache.row_lag if cache.share is None else min(cache.row_lag, cache.share * clock))
+        units = 1
+    else:
+        lag, units = DRIFT_UNITS, math.ceil(DRIFT_UNITS * cache.row_step / cache.row_drift)
+    held = max(0, (lag + workers) // (2 * (workers - 1)) - 1) if cache.holds else 0
+    return _Bound(held // units, (lag - (workers - 1) * held) // units)
+
+
+def _rounded_up(value: float, unit: float) -> float:
+    """Returns the smallest multiple of the unit that is at least the value, and at least the unit."""
+    return unit * max(1, math.ceil(value / unit))

@@ -44,15 +44,16 @@ def traffic_of(job: PlannedJob, num_pservers: int) -> StepTraffic:
     dense_blocks, dense_bytes = (num_pservers, job.dense_bytes) if job.exchanges_dense else (0, 0.0)
     blocks = pull_blocks + push_blocks + 2 * dense_blocks
     ids, cached, row_bytes = job.distinct_ids, job.cached, FLOAT_BYTES * job.dim
-    plainly = ids * (1 - cached.hit)
-    pulled = plainly * ID_BYTES + ids * cached.asked * (ID_BYTES + VERSION_BYTES)
-    pushed = ids * cached.sent * (ID_BYTES + row_bytes) + ids * cached.pushed * COUNT_BYTES
-    received = ids * (cached.pulled * row_bytes + cached.asked * SLACK_BYTES + cached.refreshed * VERSION_BYTES)
+    states = ids * row_bytes
+    pulled = ids * (cached.plain * ID_BYTES + cached.asked * (ID_BYTES + VERSION_BYTES))
+    pushed = ids * (cached.pushed * (ID_BYTES + row_bytes) + cached.changed * COUNT_BYTES) + cached.states_sent * states
+    received = ids * (cached.pulled * row_bytes + cached.asked * SLACK_BYTES + cached.received * VERSION_BYTES)
+    received += cached.states_received * states
     headers = HEADER_BYTES * (pulls + pushes)
     return StepTraffic(
         requests=pulls + pushes,
         blocks=blocks,
-        rows=ids * (cached.pulled + cached.sent) / 2,
+        rows=ids * (cached.pulled + cached.pushed) / 2,
         to_pservers=headers + BLOCK_BYTES * blocks + pulled + pushed + dense_bytes,
         from_pservers=headers + BLOCK_BYTES * (pull_blocks + dense_blocks) + received + dense_bytes,
     )

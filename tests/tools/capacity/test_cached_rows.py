@@ -4,48 +4,110 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fleet_sparse.tools.capacity.cached_rows import CachedRows, cached_rows_of
+from benchmarks.het.trace import draw
+from benchmarks.het.traffic import simulated
+from fleet_sparse.core import row_bound, rules
+from fleet_sparse.tools.capacity import cached_rows as model
+from fleet_sparse.tools.capacity.cached_rows import CachedRows, PlannedCache, cached_rows_of
 from fleet_sparse.tools.capacity.job import PlannedJob
 from fleet_sparse.tools.capacity.traffic import traffic_of
 
 CRITEO: dict[str, Any] = {"rows": 10e6, "fields": 26, "batch": 512, "exponent": 1.1}
+LAG = PlannedCache(500e3, 100, share=None)
+NUM_STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "ftrl": 2}
 
 
-def cached(workers: int, lag: int = 100, cache_rows: float = 500e3, mode: str = "sync") -> CachedRows:
-    return cached_rows_of(cache_rows, lag, workers=workers, is_sync=mode == "sync", **CRITEO)
+def cached(workers: int, cache: PlannedCache = LAG, rule: str = "adagrad", *, is_sync: bool = True) -> CachedRows:
+    return cached_rows_of(cache, workers=workers, is_sync=is_sync, num_states=NUM_STATES[rule], **CRITEO)
 
 
-def test_rows_of_one_worker_do_not_travel() -> None:
+def bytes_of(found: CachedRows, **job: Any) -> float:
+    return traffic_of(PlannedJob(**{"rows": 10e6, "dim": 64, "workers": 8} | job, cached=found), 1).num_bytes
+
+
+def test_rows_of_one_worker_travel_when_they_enter_and_leave() -> None:
     found = cached(1)
     assert 0.5 < found.hit < 1
-    assert found == CachedRows(found.hit, 0.0, 0.0, 0.0)
+    assert found.received == found.changed == found.asked == found.states_sent == found.entered > 0
+    assert found.gradients == 0
 
 
-def test_one_use_in_q_plus_1_is_sent_and_in_a_lag_refreshed() -> None:
+def test_one_use_in_q_plus_1_is_sent() -> None:
     found = cached(8)
     held = (100 + 8) // 14 - 1
-    assert found.pushed == pytest.approx(found.hit / (held + 1))
-    assert found.refreshed == pytest.approx(found.hit / ((100 - 7 * held) // 7 + 1))
+    assert found.changed - found.entered == pytest.approx(found.hit / (held + 1))
 
 
 def test_a_cache_of_all_rows_has_all_ids() -> None:
-    assert cached(8, cache_rows=10e6).hit == pytest.approx(1.0)
-    assert cached(8, cache_rows=0).hit == 0.0
+    assert cached(8, LAG._replace(rows=10e6)).hit == pytest.approx(1.0)
+    assert cached(8, LAG._replace(rows=0)).hit == 0.0
 
 
 def test_every_hit_of_async_training_asks() -> None:
-    found = cached(8, mode="async")
-    assert found.asked == pytest.approx(found.hit)
+    found = cached(8, is_sync=False)
+    assert found.asked - found.entered == pytest.approx(found.hit)
     assert cached(8).asked < found.asked
 
 
 def test_a_looser_bound_saves_more_bytes() -> None:
-    bytes_of = [
-        traffic_of(PlannedJob(rows=10e6, dim=64, workers=8, cached=cached(8, lag)), 1).num_bytes
-        for lag in (10, 30, 100, 1000)
-    ]
-    assert bytes_of == sorted(bytes_of, reverse=True)
-    without = traffic_of(PlannedJob(rows=10e6, dim=64, workers=8), 1).num_bytes
-    assert bytes_of[2] / without == pytest.approx(0.33, abs=0.05)
+    of_lags = [bytes_of(cached(8, LAG._replace(row_lag=lag))) for lag in (10, 30, 100, 1000)]
+    assert of_lags == sorted(of_lags, reverse=True)
+
+
+def test_a_share_saves_less_the_younger_the_rows_are() -> None:
+    caches = [LAG, *(LAG._replace(share=0.25, steps=steps) for steps in (1e6, 2000, 100))]
+    of_ages = [bytes_of(cached(8, cache, "sgd")) for cache in caches]
+    assert of_ages == sorted(of_ages)
+    assert of_ages[2] > 1.1 * of_ages[0]
+
+
+def test_states_of_the_rule_travel() -> None:
+    of_rules = [bytes_of(cached(8, rule=rule)) for rule in ("sgd", "adagrad", "adam")]
+    assert of_rules == sorted(of_rules)
+    assert of_rules[2] > 1.1 * of_rules[0]
+
+
+def test_updates_of_a_rule_without_merge_go_as_gradients() -> None:
+    found = cached(8, LAG._replace(holds=False), "ftrl")
+    assert found.gradients == pytest.approx(found.hit)
+    assert {name for name, rule in rules.RULES.items() if rule.merge is None} >= {*model.RULES_WITHOUT_MERGE}
+
+
+def test_a_drift_of_100_steps_of_a_row_is_about_a_lag_of_100() -> None:
+    drift = PlannedCache(500e3, row_drift=0.1, row_step=0.001)
+    lag = bytes_of(cached(8, is_sync=False))
+    assert bytes_of(cached(8, drift)) == pytest.approx(lag, rel=0.05)
+
+
+def test_numbers_are_those_of_the_bound() -> None:
+    assert (model.DRIFT_UNITS, model.DEFAULT_SHARE) == (row_bound.DRIFT_UNITS, row_bound.DEFAULT_SHARE)
+
+
+@pytest.mark.parametrize(("rule", "within"), [("sgd", 0.04), ("adagrad", 0.04), ("adam", 0.06)])
+@pytest.mark.parametrize("share", [None, 0.25], ids=["any share", "share 1/4"])
+@pytest.mark.parametrize("workers", [1, 4, 8])
+def test_bytes_saved_are_about_the_simulated_ones(workers: int, share: float | None, rule: str, within: float) -> None:
+    rows, fields, batch, steps, dim = 52_000, 26, 128, 400, 64
+    of_batch = {"exponent": 1.1, "batch": batch, "num_steps": steps}
+    traces = [draw(np.full(fields, rows // fields), **of_batch, seed=seed) for seed in range(workers)]
+    expected = simulated(
+        traces, capacity=rows // 20, lag=100, share=share, has_leases=True, first_counted=steps // 2
+    ).saved(dim, NUM_STATES[rule], num_workers=workers)
+    found = cached_rows_of(
+        PlannedCache(rows // 20, 100, share, steps=0.75 * steps),  # the simulation counts the second half
+        rows=rows,
+        fields=fields,
+        batch=batch,
+        exponent=1.1,
+        workers=workers,
+        is_sync=True,
+        num_states=NUM_STATES[rule],
+    )
+    job = PlannedJob(rows=rows, dim=dim, workers=workers, distinct=0.5, batch=10 * batch)  # so that heads are few
+    with_cache, without = (
+        traffic_of(each, 1).num_bytes for each in (PlannedJob(**{**vars(job), "cached": found}), job)
+    )
+    assert 1 - with_cache / without == pytest.approx(expected, abs=within)
