@@ -49,6 +49,19 @@ def criteo_sizes(num_ids: int) -> NDArray[np.int64]:
     return np.maximum(np.floor(sizes), 1).astype(np.int64)
 
 
+def moved(ranks: NDArray[np.int64], field_sizes: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Returns values `(..., fields)` of which others are the frequent ones: each field is rotated by a number of its own.
+
+    Args:
+        ranks: Values of each field, the frequent ones first.
+        field_sizes: `(fields,)`, numbers of distinct values.
+        seed: Seed of the rotation.
+    """
+    shifts = np.random.default_rng([seed, NUM_FIELDS]).integers(0, field_sizes)
+    found: NDArray[np.int64] = (ranks + shifts) % field_sizes
+    return found
+
+
 def draw(
     size: int,
     *,
@@ -96,8 +109,7 @@ def _features(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     rank = _zipf(rng.random((size, NUM_FIELDS)), field_sizes)
     if has_moved:
-        sizes = field_sizes.astype(np.int64)
-        rank = (rank + np.random.default_rng([seed, NUM_FIELDS]).integers(0, sizes)) % sizes
+        rank = moved(rank, field_sizes.astype(np.int64), seed)
     return _ids(rank, seed), rng.standard_normal((size, NUM_DENSE))
 
 

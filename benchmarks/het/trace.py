@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.baselines import zipf
 from fleet_sparse.core.jit import INT32_IN, INT32S, INT64, kernel
+from fleet_sparse.models.synthetic import moved
 
 _AT_ONCE = 64
 
@@ -56,7 +57,6 @@ def draw(
     samplers = [zipf.sampler(int(size), exponent) for size in sizes]
     firsts = np.concatenate([[0], np.cumsum(sizes)])
     num_ids = int(firsts[-1])
-    shifts = np.random.default_rng([seed, 1]).integers(0, sizes)
     rng = np.random.default_rng([seed, 0])
     found, begins = [], [0]
     last_seen, out = np.full(num_ids, -1, np.int32), np.empty(batch * len(sizes), np.int32)
@@ -65,7 +65,7 @@ def draw(
             drawn = np.stack([sample(rng, (_AT_ONCE, batch)) for sample in samplers], axis=2)
         ids = drawn[step % _AT_ONCE]
         if moved_at is not None and step >= moved_at:
-            ids = (ids + shifts) % sizes
+            ids = moved(ids, np.asarray(sizes, np.int64), seed)
         num_distinct = _distinct((ids + firsts[:-1]).astype(np.int32).reshape(-1), step, last_seen, out)
         found.append(out[:num_distinct].copy())
         begins.append(begins[-1] + num_distinct)

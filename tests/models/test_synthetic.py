@@ -61,3 +61,11 @@ def test_examples_before_the_move_are_those_without() -> None:
     )
     np.testing.assert_array_equal(plain.batch.ids, moved.batch.ids)
     np.testing.assert_array_equal(plain.batch.label, moved.batch.label)
+
+
+def test_a_moved_hot_set_has_the_same_values_with_other_ranks() -> None:
+    sizes = np.array([3, 10, 1000])
+    ranks = np.stack([np.arange(1000) % size for size in sizes], axis=1)
+    found = synthetic.moved(ranks, sizes, seed=1)
+    assert [len(np.unique(column)) for column in found.T] == sizes.tolist()
+    assert (found[:, 2] != ranks[:, 2]).all()
