@@ -8,6 +8,9 @@ block of calls each; times are medians over all blocks but the first.
 
 Gloo's all-reduce adds up in the order of a ring. Gathered shares are added up in the order of the workers, and must
 give the bits that the pserver gives; this is checked.
+
+Where network namespaces can be made, `benchmarks.het.dense_link` then counts the bytes of the busiest link of workers
+on hosts of their own: with dense ranges on pservers beside them, and with the all-reduce of `dense="all_reduce"`.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.het import dense_link
+from benchmarks.het.network import can_make_hosts
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS, amount
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
@@ -245,7 +250,7 @@ def show(options: argparse.Namespace, num_workers: int, seconds: list[dict[str, 
 
 def rounds_of(
     options: argparse.Namespace, measured: dict[int, list[dict[str, NDArray[np.float64]]]]
-) -> list[dict[str, NDArray[np.float64]]]:
+) -> list[dict[str, Any]]:
     """Returns the seconds of calls by block: `2, 100 kB, Gloo gathered` names workers, size and way."""
     return [
         {
@@ -258,8 +263,29 @@ def rounds_of(
     ]
 
 
+def count_links(options: argparse.Namespace, console: Console) -> dict[str, dict[str, float]]:
+    """Returns the bytes of the busiest link over a ring's, by number of workers, size and way; none without hosts."""
+    found: dict[str, dict[str, float]] = {}
+    if not options.link_workers:
+        return found
+    if not can_make_hosts():
+        console.print("links: not counted, since no network namespaces can be made")
+        return found
+    num_values = max(1, round(1000 * options.link_kilobytes) // FLOAT_BYTES)
+    table = Table(title=f"bytes of the busiest link over 2 D (W - 1) / W, D = {options.link_kilobytes:g} kB")
+    for heading in ("workers", "way", "over a ring's"):
+        table.add_column(heading, justify="right")
+    for num_workers in options.link_workers:
+        for way in dense_link.WAYS:
+            over_ring = dense_link.bytes_over_ring(way, num_workers, num_values, options.link_steps)
+            found[f"{num_workers}, {options.link_kilobytes:g} kB, {way}"] = {"over_ring": over_ring}
+            table.add_row(str(num_workers), way, f"{over_ring:.3f}")
+    console.print(table)
+    return found
+
+
 def main() -> None:
-    """Measures and prints a table for each number of workers."""
+    """Measures and prints a table for each number of workers, and one of links."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=AT_LEAST_1, nargs="+", default=[2, 3])
     parser.add_argument("--shards", type=PSERVERS, default=1, help="pservers of a job")
@@ -269,6 +295,9 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=AT_LEAST_2, default=5, help="blocks of calls of each way; the first is not timed"
     )
+    parser.add_argument("--link-workers", type=AT_LEAST_2, nargs="*", default=[2, 4, 8], help="of jobs on hosts")
+    parser.add_argument("--link-kilobytes", type=amount, default=2000, help="size of their gradients")
+    parser.add_argument("--link-steps", type=AT_LEAST_1, default=20)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--endpoints", nargs=2, help=argparse.SUPPRESS)
@@ -281,7 +310,8 @@ def main() -> None:
     for num_workers in options.workers:
         measured[num_workers] = measure(options, num_workers)
         show(options, num_workers, measured[num_workers])
-    record.append(rounds_of(options, measured))
+    links = count_links(options, Console())
+    record.append([each | (links if not number else {}) for number, each in enumerate(rounds_of(options, measured))])
 
 
 if __name__ == "__main__":

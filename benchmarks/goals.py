@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import calibration
+from benchmarks.het.dense_link import BESIDE
 from benchmarks.programs import (
     AHEAD,
     CACHED,
@@ -181,6 +182,21 @@ def auc_where_a_count_fails(run: Run) -> Figure | None:
 def time_to_auc(run: Run) -> Figure:
     """Returns the seconds until a model reached its AUC with row caches over those without."""
     return by_round(lambda each: each["drift 2 x rate"]["s_to_target"] / each["no cache"]["s_to_target"])(run)
+
+
+def worst_time_to_auc(run: Run) -> Figure | None:
+    """Returns the same of the network and dim where row caches help least; None if only one was measured."""
+    cells: dict[tuple[int, int], list[Round]] = {}
+    for each in run["runs"]:
+        cells.setdefault((each["options"]["rate"], each["options"]["dim"]), []).extend(each["rounds"])
+    figures = [time_to_auc({"rounds": rounds}) for rounds in cells.values()]
+    return max(figures, key=lambda figure: figure.value) if len(figures) > 1 else None
+
+
+def over_ring(run: Run) -> Figure | None:
+    """Returns the bytes of the busiest link over a ring's, dense ranges beside the workers; the worst job."""
+    ratios = [of["over_ring"] for each in run["rounds"] for case, of in each.items() if case.endswith(BESIDE)]
+    return Figure(max(ratios), ratios) if ratios else None
 
 
 def waited(rows: str) -> Callable[[Run], Figure]:
@@ -849,6 +865,23 @@ GOALS: Sequence[Goal] = (
             baseline=_HET_TIME,
         )
         for rate, dim, bound in ((100, 128, 0.35), (1000, 256, 0.5))
+    ),
+    Goal(
+        "time to AUC with row caches over without, 4 workers; the worst of all dims and links",
+        (1.05,),
+        "",
+        "het_link",
+        {"workers": 4},
+        worst_time_to_auc,
+    ),
+    Goal(
+        "dense beside the workers, bytes of the busiest link over a ring's 2 D (W - 1) / W; the worst job",
+        (1.03,),
+        "",
+        "dense",
+        {},
+        over_ring,
+        digits=3,
     ),
     *(
         Goal(

@@ -121,7 +121,7 @@ def by_namespaces(options: argparse.Namespace) -> Iterator[tuple[list[Place], An
                     (host.command(), worker_environment(endpoints, worker, options.workers, host.address))
                     for worker, host in enumerate(own)
                 ],
-                lambda: sum(host.num_bytes() for host in own),
+                lambda: sum(sum(host.bytes_of_leg()) for host in own),
             )
 
 

@@ -276,7 +276,10 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("MB", 1, "bytes", MEGA),
         key("ms", 1, "ms"),
     ),
-    "dense": (Column("ms", 2, lambda at: np.array(at.of) / MS),),
+    "dense": (
+        Column("ms", 2, lambda at: np.array(at.of) / MS),
+        key("bytes of the busiest link over a ring's", 3, "over_ring"),
+    ),
     "convergence": (
         key("test AUC", 4, "test_auc"),
         Column("less the first row's", 5, lambda at: at.of["test_auc"] - next(iter(at.round.values()))["test_auc"]),

@@ -37,11 +37,17 @@ class Host(NamedTuple):
         """Returns the command that runs this one in the namespace."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
-    def num_bytes(self) -> int:
-        """Returns the bytes that the kernel counted on its leg, sent and received."""
+    @property
+    def leg(self) -> str:
+        """Name of its network interface."""
+        return _LEG
+
+    def bytes_of_leg(self) -> tuple[int, int]:
+        """Returns the bytes that the kernel counted on its leg, received and sent."""
         of_leg = f"/sys/class/net/{_LEG}/statistics"
         command = self.command("cat", f"{of_leg}/rx_bytes", f"{of_leg}/tx_bytes")
-        return sum(map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()))
+        received, sent = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return int(received), int(sent)
 
 
 _LEG = "leg"
@@ -88,13 +94,13 @@ def hosts(count: int, rate: str) -> Iterator[list[Host]]:
 
 
 @contextmanager
-def pservers_on(places: Sequence[Host]) -> Iterator[str]:
-    """Runs a pserver on each host; yields the list of their addresses, once all are ready."""
+def pservers_on(places: Sequence[Host], **settings: str) -> Iterator[str]:
+    """Runs a pserver on each host, with these variables; yields the list of their addresses, once all are ready."""
     endpoints = [f"{place.address}:{_CONTROL_PORT}" for place in places]
     cluster = str(secrets.randbits(63))
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet_sparse-")))
-        variables = {"FLEET_SPARSE_ROOT": str(directory), "FLEET_SPARSE_INSECURE": "1"}
+        variables = {"FLEET_SPARSE_ROOT": str(directory), "FLEET_SPARSE_INSECURE": "1", **settings}
         processes = []
         for shard, (place, endpoint) in enumerate(zip(places, endpoints, strict=True)):
             command = [sys.executable, "-m", "fleet_sparse.pserver", "--shard", str(shard)]

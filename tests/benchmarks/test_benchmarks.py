@@ -50,7 +50,7 @@ TINY = {  # in the order in which they start: the longest first
     "spread": "--pservers 1 --shapes 8x4x2xadam 16x8x30xadagrad --steps 1 --rounds 2 --batches 2",
     "local": "--rows 2000 --dims 16 --batch 500 --cycles 2 --rounds 2 --no-torch",
     "parts": "--mode async --max-step-lag 2 --pservers 0 --steps 2 --rounds 2 --batches 3",
-    "dense": "--workers 2 --kilobytes 1 --rounds 2",
+    "dense": "--workers 2 --kilobytes 1 --rounds 2 --link-workers",
     "convergence": "--modes sync --seeds 1 --data synthetic 1000",
 }
 SLOW = ("compare", "durability", "het_auc", "het_link", "het_save", "keys", "link", "scale", "spread")

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.goals import GOALS, Goal, Verdict, verdicts
+from benchmarks.goals import GOALS, Goal, Verdict, over_ring, verdicts, worst_time_to_auc
+from benchmarks.het.dense_link import ALL_REDUCE, BESIDE
 from benchmarks.page import DOCS
 from benchmarks.programs import FLOOR, OURS
 from benchmarks.record import ROOT
@@ -65,3 +66,26 @@ def test_no_bound_ever_leaves_the_page() -> None:
 def test_a_bound_between_the_quartiles_is_within_noise() -> None:
     goal = Goal("", (1.0,), "", "step", {}, None)
     assert not Verdict(goal, 1.0, None, None).is_within_noise
+
+
+def link_run(dim: int, *seconds: float) -> dict[str, Any]:
+    """Returns a record of the benchmark of links with these seconds to the AUC, those without caches being 1."""
+    times = [{"drift 2 x rate": {"s_to_target": each}, "no cache": {"s_to_target": 1.0}} for each in seconds]
+    return {"options": {"rate": 100, "dim": dim}, "rounds": times}
+
+
+def test_the_worst_network_and_dim_counts_for_the_time_to_auc() -> None:
+    runs = [link_run(16, 0.9, 1.1, 1.3), link_run(64, 0.5), link_run(64, 0.7)]
+    worst = worst_time_to_auc({"runs": runs})
+    assert worst
+    assert worst.value == 1.1
+    assert worst_time_to_auc({"runs": runs[1:]}) is None
+
+
+def test_the_worst_job_counts_for_the_bytes_of_the_busiest_link() -> None:
+    cases = {f"2, 1 kB, {BESIDE}": {"over_ring": 1.01}, f"4, 1 kB, {BESIDE}": {"over_ring": 1.02}}
+    first = {**cases, f"2, 1 kB, {ALL_REDUCE}": {"over_ring": 1.5}, "2, 1 kB, pserver, sync": [0.1]}
+    found = over_ring({"rounds": [first, {"2, 1 kB, pserver, sync": [0.1]}]})
+    assert found
+    assert found.value == 1.02
+    assert over_ring({"rounds": [{"2, 1 kB, pserver, sync": [0.1]}]}) is None

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.het import simulator
+from benchmarks.het import dense_link, simulator
+from benchmarks.het.network import can_make_hosts
 from benchmarks.het.trace import Trace, draw
 from benchmarks.het.traffic import Traffic, simulated
 from benchmarks.het.training import num_rows, seconds_to
@@ -142,3 +143,10 @@ def test_rows_of_a_worker_are_those_that_travelled() -> None:
     assert num_rows(plain) == 12
     table = {"reads": 10, "hits": 6, "refreshed": 1}
     assert num_rows(plain | {"row_cache": {"a": table, "b": table}}) == 7 + 2 * 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root")
+@pytest.mark.parametrize("way", dense_link.WAYS)
+def test_a_step_of_dense_values_sends_no_more_than_a_ring_over_the_busiest_link(way: str) -> None:
+    assert 1 < dense_link.bytes_over_ring(way, 2, 200_000, 5) < 1.03
