@@ -40,7 +40,7 @@ _OF_WORKERS = (
     "fleet_sparse.core.kernels_cache",
     "fleet_sparse.core.kernels_copies",
     "fleet_sparse.core.kernels_lines",
-    "fleet_sparse.core.kernels_row_cache",
+    "fleet_sparse.core.kernels_serving_cache",
     "fleet_sparse.wire.kernels_lane",
 )
 

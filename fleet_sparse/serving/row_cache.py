@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.kernels_row_cache import WAYS, drop_rows, insert_rows, look_up_rows
+from fleet_sparse.core.kernels_serving_cache import WAYS, drop_rows, insert_rows, look_up_rows
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.version import NO_VERSION, Version
 

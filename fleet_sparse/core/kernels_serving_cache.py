@@ -1,4 +1,4 @@
-"""Kernels of a cache of rows: sets of `WAYS` rows each, in which the row that was used least recently makes room.
+"""Kernels of the cache of rows of a predictor: sets of `WAYS` rows, in which the one used least recently makes room.
 
 The set of an id is chosen by its hash. `stamps` has the time of the last use of each place, 0 for an empty one.
 """
