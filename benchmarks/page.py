@@ -367,7 +367,9 @@ class Page:
             return NOTHING
         text = table(["", *(column.heading for column in COLUMNS[name]), "commit, runs"], rows)
         title = f"{name}: {plot}"
-        return text + (self._plot(f"{name}.svg", title, plots.bars(title, unit, bars, mark)) if bars else "")
+        return text + (
+            self._plot(f"{name.replace('_', '-')}.svg", title, plots.bars(title, unit, bars, mark)) if bars else ""
+        )
 
     def probes(self) -> str:
         """Returns what one connection found on each link, medians of the runs that the page shows."""
