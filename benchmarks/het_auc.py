@@ -4,6 +4,8 @@
 those of `models/synthetic.py`, with Criteo's field sizes scaled to `--ids`. Rows lag by at most a distance of twice the
 learning rate, or by 100 updates and a quarter of all, or, as in HET, by 100 updates; or they are not cached. All rows
 fit into the caches. A row is saved if it did not travel: as a row, a gradient or a change of one.
+
+A run that is stopped keeps the jobs that ended (`benchmarks.record.Jobs`): the same command goes on with the others.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.het.job import draw_examples
-from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, Trained, bound_options, rows_saved, together
+from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, bound_options, rows_saved, together
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS
-from benchmarks.record import Record, add_results
+from benchmarks.record import Jobs, Record, add_results
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
 
 MODELS = ("wide_deep", "deepfm", "dcn")
@@ -49,30 +53,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_results(parser)
     options = parser.parse_args(arguments)
     record, console = Record("het_auc", options), Console(width=120)
-    rounds = []
-    for seed in range(options.seeds):
-        with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as examples:
+    jobs = Jobs(record, varying=("bounds", "seeds"))
+    rounds = [run(options, jobs, seed, console) for seed in range(options.seeds)]
+    show(options, rounds, console)
+    record.append(rounds, jobs=jobs.sources())
+    jobs.forget()
+
+
+def run(options: argparse.Namespace, jobs: Jobs, seed: int, console: Console) -> Round:
+    """Trains the model with every bound that no run before has trained with."""
+    found: Round = {}
+    names = {bound: f"seed {seed}: {bound}" for bound in (NO_CACHE, *(BOUNDS[bound] for bound in options.bounds))}
+    with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as examples:
+        if not jobs.has(names.values()):
             sizes = {"num_train": options.examples, "num_test": options.tested, "num_ids": options.ids}
             draw_examples(Path(examples), **sizes, seed=seed)
-            rounds.append(run(options, Path(examples), seed, console))
-    show(options, rounds, console)
-    record.append(rounds)
-
-
-def run(options: argparse.Namespace, examples: Path, seed: int, console: Console) -> Round:
-    """Trains the model with every bound."""
-    found: Round = {}
-    for bound in (NO_CACHE, *(BOUNDS[bound] for bound in options.bounds)):
-        with console.status(f"seed {seed}: {bound}"):
-            trained = train(options, bound, examples, seed)
-        of = found[bound] = {key: value for key, value in trained._asdict().items() if key != "curve"}
-        of["rows_saved"] = rows_saved(of, found[NO_CACHE])
-        of["loss_of_auc"] = found[NO_CACHE]["auc"] - of["auc"]
-        console.print(f"seed {seed}: {bound}: AUC {trained.auc:.5f}, {trained.train_s:.0f} s", highlight=False)
+        for bound, name in names.items():
+            with console.status(name):
+                trained = jobs.result(name, partial(train, options, bound, Path(examples), seed))
+            of = found[bound] = {key: value for key, value in trained.items() if key != "curve"}
+            of["rows_saved"] = rows_saved(of, found[NO_CACHE])
+            of["loss_of_auc"] = found[NO_CACHE]["auc"] - of["auc"]
+            console.print(f"{name}: AUC {of['auc']:.5f}, {of['train_s']:.0f} s", highlight=False)
     return found
 
 
-def train(options: argparse.Namespace, bound: str, examples: Path, seed: int) -> Trained:
+def train(options: argparse.Namespace, bound: str, examples: Path, seed: int) -> dict[str, Any]:
     """Trains in new processes, which end with this call."""
     command = [sys.executable, "-m", "benchmarks.het.job", "--examples", str(examples), "--seed", str(seed)]
     command += [
@@ -92,7 +98,7 @@ def train(options: argparse.Namespace, bound: str, examples: Path, seed: int) ->
             Child(f"{bound}: worker {worker}", command, pservers.environment(worker, options.workers))
             for worker in range(options.workers)
         ]
-        return together(run_together(workers, limit_s=RUN_LIMIT_S))
+        return together(run_together(workers, limit_s=RUN_LIMIT_S))._asdict()
 
 
 def show(options: argparse.Namespace, rounds: Sequence[Mapping[str, Mapping[str, float]]], console: Console) -> None:

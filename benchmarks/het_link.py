@@ -6,6 +6,8 @@ allowed, or with `--proxy`, all workers share one link of that rate for each dir
 the record says which. Real jobs of Paddle train the same examples in async mode: without caches, and with rows that
 lag by at most a distance of twice the learning rate. Worker 0 evaluates every `--evaluate-every` steps; evaluations are
 outside the time. The target is `--target` of the AUC with which the job without caches ends.
+
+A run that is stopped keeps the jobs that ended (`benchmarks.record.Jobs`): the same command goes on with the others.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,10 @@ from rich.table import Table
 
 from benchmarks.het.job import draw_examples
 from benchmarks.het.network import can_make_hosts, hosts, pservers_on, worker_environment
-from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, Trained, bound_options, seconds_to, together
+from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, bound_options, seconds_to, together
 from benchmarks.link import Shape, pservers_behind_a_link
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM, PSERVERS, amount
-from benchmarks.record import Record, add_results
+from benchmarks.record import Jobs, Record, add_results
 from fleet_sparse.local_pservers import Child, run_together
 
 MODELS = ("wide_deep", "deepfm", "dcn")
@@ -62,20 +65,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     record, console = Record("het_link", options), Console(width=120)
     link = PROXY if options.proxy or not can_make_hosts() else NAMESPACES
-    rounds = []
-    for seed in range(options.seeds):
-        with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as examples:
+    jobs = Jobs(record, varying=("bounds", "seeds", "target"))
+    rounds = [run(options, jobs, link, seed, console) for seed in range(options.seeds)]
+    show(options, link, rounds, console)
+    record.append(rounds, link=link, jobs=jobs.sources())
+    jobs.forget()
+
+
+def run(options: argparse.Namespace, jobs: Jobs, link: str, seed: int, console: Console) -> dict[str, dict[str, Any]]:
+    """Trains with every bound that no run before has trained with."""
+    found: dict[str, dict[str, Any]] = {}
+    names = {
+        bound: f"{link}, seed {seed}: {bound}" for bound in (NO_CACHE, *(BOUNDS[bound] for bound in options.bounds))
+    }
+    with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as examples:
+        if not jobs.has(names.values()):
             sizes = {"num_train": options.examples, "num_test": options.tested, "num_ids": options.ids}
             draw_examples(Path(examples), **sizes, seed=seed)
-            found = {}
-            for bound in (NO_CACHE, *(BOUNDS[bound] for bound in options.bounds)):
-                with console.status(f"seed {seed}: {bound}"):
-                    trained, num_bytes = train(options, link, bound, Path(examples), seed)
-                found[bound] = {**trained._asdict(), "num_bytes_of_kernel": num_bytes}
-                console.print(f"seed {seed}: {bound}: AUC {trained.auc:.5f}, {trained.train_s:.0f} s", highlight=False)
-            rounds.append(with_times(found, options.target))
-    show(options, link, rounds, console)
-    record.append(rounds, link=link)
+        for bound, name in names.items():
+            with console.status(name):
+                of = found[bound] = jobs.result(name, partial(train, options, link, bound, Path(examples), seed))
+            console.print(f"{name}: AUC {of['auc']:.5f}, {of['train_s']:.0f} s", highlight=False)
+    return with_times(found, options.target)
 
 
 def with_times(found: Mapping[str, dict[str, Any]], target: float) -> dict[str, dict[str, Any]]:
@@ -93,8 +104,8 @@ def with_times(found: Mapping[str, dict[str, Any]], target: float) -> dict[str, 
     }
 
 
-def train(options: argparse.Namespace, link: str, bound: str, examples: Path, seed: int) -> tuple[Trained, int | None]:
-    """Trains in new processes; returns the result and the bytes that the kernel counted on the legs of the workers."""
+def train(options: argparse.Namespace, link: str, bound: str, examples: Path, seed: int) -> dict[str, Any]:
+    """Trains in new processes; returns the result with the bytes that the kernel counted on the legs of the workers."""
     command = [sys.executable, "-m", "benchmarks.het.job", "--examples", str(examples), "--seed", str(seed)]
     command += ["--evaluate-every", str(options.evaluate_every), "--model", options.model, "--dim", str(options.dim)]
     command += ["--batch-size", str(options.batch), "--optimizer", options.optimizer]
@@ -107,7 +118,8 @@ def train(options: argparse.Namespace, link: str, bound: str, examples: Path, se
             Child(f"{bound}: worker {worker}", [*prefix, *command], environment)
             for worker, (prefix, environment) in enumerate(places)
         ]
-        return together(run_together(workers, limit_s=RUN_LIMIT_S)), counted()
+        trained = together(run_together(workers, limit_s=RUN_LIMIT_S))
+        return {**trained._asdict(), "num_bytes_of_kernel": counted()}
 
 
 @contextmanager

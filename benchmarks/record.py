@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +26,8 @@ PACKAGES = ("numpy", "numba", "llvmlite", "pyzmq", "grpcio", "protobuf", "paddle
 _NOT_MEASURED = (":!benchmarks/results", ":!docs", ":!fleet_sparse/tools/capacity/coefficients.json")
 _DIGITS = 5
 
+_UNFINISHED = "unfinished"  # directory of the jobs of runs that did not end, under the one of the results
+
 Run = dict[str, Any]
 """A recorded run."""
 
@@ -36,12 +38,16 @@ class Record:
     Args:
         name: Name of the benchmark.
         options: All of its options, with the `results` that `add_results` adds.
+
+    Attributes:
+        file: The file that `append` appends to.
+        header: What identifies the run: benchmark, date, commit, machine and options.
     """
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         self._started_at = time.perf_counter()
-        self._file: Path = options.results / f"{name}.jsonl"
-        self._header: Run = {
+        self.file: Path = options.results / f"{name}.jsonl"
+        self.header: Run = {
             "benchmark": name,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **commit(),
@@ -57,10 +63,72 @@ class Record:
             more: Measurements that belong to no round.
         """
         seconds = time.perf_counter() - self._started_at
-        run = plain({**self._header, "seconds": seconds, **more, "rounds": rounds})
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("a") as file:
-            file.write(json.dumps(run, separators=(",", ":")) + "\n")
+        run = plain({**self.header, "seconds": seconds, **more, "rounds": rounds})
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a") as file:
+            file.write(_line(run))
+
+
+class Jobs:
+    """Jobs of a run that takes hours. Each is kept when it ends, so that a run that was stopped is continued.
+
+    A job is measured once by all runs with the same options, on the same kind of machine, since the measured code last
+    changed, until one of these runs has all of its jobs and is recorded: with the seconds of its last part, and with
+    the commit and date of each job. With changes that are not committed nothing is kept.
+
+    Args:
+        record: The run.
+        varying: Options that no job depends on: those that only say which jobs there are.
+    """
+
+    def __init__(self, record: Record, varying: Sequence[str]) -> None:
+        header = record.header
+        self._header = {key: header[key] for key in ("benchmark", "date", "commit")}
+        self._key = plain(
+            {
+                "code": measured_code() if header["is_dirty"] is False else None,
+                "machine": {key: header["machine"][key] for key in ("cpu", "cores", "omp_num_threads")},
+                "options": {key: value for key, value in header["options"].items() if key not in varying},
+            }
+        )
+        self._file = record.file.parent / _UNFINISHED / record.file.name
+        lines = self._file.read_text("utf-8").splitlines() if self._file.exists() else []
+        self._others: list[str] = []
+        """Lines of other code or options."""
+        self._done: dict[str, Run] = {}
+        for line in lines:
+            job = json.loads(line)
+            if self._key["code"] and all(job[key] == value for key, value in self._key.items()):
+                self._done[job["job"]] = job
+            else:
+                self._others.append(line)
+
+    def has(self, names: Iterable[str]) -> bool:
+        """Returns whether all jobs of these names are done."""
+        return all(name in self._done for name in names)
+
+    def result(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns what a job measured, as JSON has it; runs it if it is not done."""
+        if name not in self._done:
+            result = json.loads(json.dumps(measure()))  # all digits, so that differences of jobs are exact
+            job = self._done[name] = {**self._header, **self._key, "job": name, "result": result}
+            if self._key["code"]:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                with self._file.open("a") as file:
+                    file.write(_line(job))
+        return dict(self._done[name]["result"])
+
+    def sources(self) -> dict[str, str]:
+        """Returns, by job, the commit and date of the run that measured it."""
+        return {name: f"{job['commit']}, {job['date']}" for name, job in self._done.items()}
+
+    def forget(self) -> None:
+        """Forgets the jobs, which are recorded: the next run measures all of them anew."""
+        self._done.clear()
+        if self._others:
+            self._file.write_text("".join(f"{line}\n" for line in self._others))
+        else:
+            self._file.unlink(missing_ok=True)
 
 
 def is_recorded(option: Any) -> bool:
@@ -147,10 +215,19 @@ def commit() -> dict[str, Any]:
         return {"commit": None, "is_dirty": None}
 
 
+def measured_code() -> str:
+    """Returns the last commit that changed the measured code, in a checkout without changes of it."""
+    return git("log", "-1", "--format=%h", "--abbrev=7", "--", ".", *_NOT_MEASURED)
+
+
 def git(*arguments: str) -> str:
     """Returns the output of a Git command in this checkout."""
     command = ["git", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+
+
+def _line(run: Run) -> str:
+    return json.dumps(run, separators=(",", ":")) + "\n"
 
 
 def _cpuinfo(key: str) -> Iterator[str]:

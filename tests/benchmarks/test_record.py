@@ -49,3 +49,58 @@ def test_outside_git_no_commit_is_recorded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(record, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert record.commit() == {"commit": None, "is_dirty": None}
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout whose measured code is that of commit `code`."""
+    monkeypatch.setattr(record, "commit", lambda: {"commit": "head", "is_dirty": False})
+    monkeypatch.setattr(record, "measured_code", lambda: "code")
+
+
+def jobs_of(results: Path, **options: object) -> record.Jobs:
+    return record.Jobs(record.Record("het_auc", argparse.Namespace(results=results, **options)), varying=("seeds",))
+
+
+def never() -> dict[str, float]:
+    raise AssertionError("the job was done before")
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_stopped_run_keeps_the_jobs_that_ended(tmp_path: Path) -> None:
+    stopped = jobs_of(tmp_path, dim=8, seeds=1)
+    assert stopped.result("a", lambda: {"auc": 0.7012345678}) == {"auc": 0.7012345678}
+    with pytest.raises(KeyboardInterrupt):
+        stopped.result("b", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    continued = jobs_of(tmp_path, dim=8, seeds=3)
+    assert (continued.has(["a"]), continued.has(["a", "b"])) == (True, False)
+    assert continued.result("a", never) == {"auc": 0.7012345678}
+    assert continued.result("b", lambda: {"auc": 0.5}) == {"auc": 0.5}
+    assert {name: source.split(",")[0] for name, source in continued.sources().items()} == {"a": "head", "b": "head"}
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_recorded_run_forgets_its_jobs_and_no_others(tmp_path: Path) -> None:
+    first, second = jobs_of(tmp_path, dim=8), jobs_of(tmp_path, dim=16)
+    for each in (first, second):
+        each.result("a", lambda: {"auc": 0.5})
+    jobs_of(tmp_path, dim=8).forget()
+    assert not jobs_of(tmp_path, dim=8).has(["a"])
+    assert jobs_of(tmp_path, dim=16).has(["a"])
+    jobs_of(tmp_path, dim=16).forget()
+    assert list((tmp_path / "unfinished").iterdir()) == []
+
+
+@pytest.mark.usefixtures("clean")
+def test_jobs_of_other_code_or_options_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs_of(tmp_path, dim=8).result("a", lambda: {"auc": 0.5})
+    assert not jobs_of(tmp_path, dim=16).has(["a"])
+    monkeypatch.setattr(record, "measured_code", lambda: "newer")
+    assert not jobs_of(tmp_path, dim=8).has(["a"])
+
+
+def test_with_uncommitted_changes_no_job_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "commit", lambda: {"commit": "head", "is_dirty": True})
+    jobs_of(tmp_path, dim=8).result("a", lambda: {"auc": 0.5})
+    assert not jobs_of(tmp_path, dim=8).has(["a"])
+    assert list(tmp_path.iterdir()) == []
