@@ -18,6 +18,7 @@ from fleet_sparse.worker.rows.row_batch import RowBatch
 from .catalog import Catalog
 from .connection import JobConnection, Role, open_control
 from .dense_sync import DenseSync
+from .row_cache_log import RowCacheLog
 from .snapshots import Snapshots
 from .static.dense_parameters import DenseParameters
 from .static.prefetch_queue import PrefetchQueue
@@ -67,6 +68,7 @@ class Session:
         self._load_dirname: str | None = None
         self._loader: Loader | None = None
         self._connection: JobConnection | None = None
+        self._row_cache_log: RowCacheLog | None = None  # of the connection
         self._was_stopped = False
         self._early_control: ControlClient | None = None
         self._optimizer_outside_fleet = ""  # one that was not given to fleet
@@ -131,6 +133,7 @@ class Session:
             self.dense.find(connection)
             connection.join(lambda: self.dense.uploaded(connection))
             self.dense.share(connection, scope)
+            self._row_cache_log = RowCacheLog(role.worker_index, connection.cache_stats)
             undo.pop_all()
 
     def stop(self) -> None:
@@ -142,6 +145,8 @@ class Session:
             end.callback(self._forget_job)
             end.callback(self._disconnect, connection)
             connection.meet("stop_worker")
+            if self._row_cache_log is not None:
+                self._row_cache_log.end()
             self.snapshots.stop_job(connection)
 
     def abandon(self) -> None:
@@ -229,13 +234,15 @@ class Session:
             self.dense.share_local(self._connection, scope, dense)
 
     def after_run(self, scope: Any, *, has_lookups: bool, trains: bool) -> None:
-        """Notes that a run ended: first values of dense parameters are shared, a scheduled save begins."""
+        """Notes that a run ended: first values of dense parameters are shared, what is due is saved and logged."""
         if self._connection is None:
             return
         if not has_lookups:
             self.dense.share(self._connection, scope)
         if trains:
             self.snapshots.note_step(self._connection)
+            if self._row_cache_log is not None:
+                self._row_cache_log.note_step()
 
     # Steps
 
@@ -333,7 +340,7 @@ class Session:
         try:
             connection.close()
         finally:
-            self._connection = None
+            self._connection = self._row_cache_log = None
             self._was_stopped = True
             self.catalog.mark_all_unregistered()
             self.dense.forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,26 @@ from support.saves import saved_rows
 def test_cached_rows_have_own_updates_and_at_a_barrier_all(tmp_path: Path, mode: str, look_ahead: str) -> None:
     outputs = outputs_of("cached.py", tmp_path, MODE=mode, LOOK_AHEAD=look_ahead)
     assert all("ended well" in output for output in outputs)
-    made = np.stack([np.load(tmp_path / f"made{worker}.npy") for worker in range(2)], axis=1)
+    check_saved(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+def test_rows_are_cached_with_dense_values_on_other_pservers(tmp_path: Path, mode: str) -> None:
+    shards = {"FLEET_SPARSE_ROW_SHARDS": "2"}
+    outputs = outputs_of("cached.py", tmp_path, num_servers=3, of_pservers=shards, **shards, MODE=mode, LOGS="1")
+    check_saved(tmp_path)
+    for worker, output in enumerate(outputs):
+        (line,) = [each for each in output.splitlines() if f"row cache of worker {worker}: " in each]
+        (hits, saved_mb), when = re.findall(r"-?\d+\.\d+", line), line.rpartition("saved ")[2]
+        assert 30 < float(hits) < 100
+        assert (float(saved_mb), when) == (pytest.approx(0, abs=1), "in all")
+
+
+def check_saved(directory: Path) -> None:
+    """Checks that the snapshot has every update that the workers made."""
+    made = np.stack([np.load(directory / f"made{worker}.npy") for worker in range(2)], axis=1)
     spec = TableSpec(name="counter", dim=2, rule="sgd", initializer=constant(0.0))
-    np.testing.assert_array_equal(saved_rows(tmp_path / "model", spec, np.arange(len(made))), made)
+    np.testing.assert_array_equal(saved_rows(directory / "model", spec, np.arange(len(made))), made)
 
 
 @pytest.mark.parametrize("clip", ["", "1"], ids=["whole", "clipped"])

@@ -1,11 +1,13 @@
-"""Workers that cache rows of one table: in each step every worker adds 1 to its own value of the rows that it looks up.
+"""Workers that cache rows of one table: in each step every worker adds 1 to its own value of the rows that it looks up,
+and to a dense parameter.
 
-MODE is async, lag or sync, LOOK_AHEAD chooses it. Each step checks that the worker sees its own updates, and at most
-LAG fewer of the other's than that one had made before; in async with look-ahead, which pulls rows without a copy early,
-than before the last step. After a barrier the rows have all updates, and so has a snapshot: in sync of all workers,
-else of worker 0.
+MODE is async, lag or sync, LOOK_AHEAD chooses it, LOGS shows what workers log. Each step checks that the worker sees
+its own updates, and at most LAG fewer of the other's than that one had made before; in async with look-ahead, which
+pulls rows without a copy early, than before the last step. After a barrier the rows have all updates, and so has a
+snapshot: in sync of all workers, else of worker 0.
 """
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -18,6 +20,8 @@ from program import minimize, start, table
 import fleet_sparse
 from fleet_sparse.plugin.active_session import active
 
+if "LOGS" in os.environ:
+    logging.basicConfig(level=logging.INFO)
 LAG, NUM_IDS, NUM_STEPS = 40, 60, 80
 mode, num_workers, worker = os.environ["MODE"], fleet.worker_num(), fleet.worker_index()
 strategy = fleet_sparse.PserverStrategy(
@@ -28,7 +32,8 @@ strategy = fleet_sparse.PserverStrategy(
 rows = table(paddle.static.data("ids", [None], "int64"), "counter", dim=num_workers)
 evaluation = paddle.static.default_main_program().clone(for_test=True)
 own = paddle.static.data("own", [num_workers, 1], "float32")
-loss = paddle.sum(paddle.matmul(rows, own))
+total = paddle.static.create_parameter([1], "float32", "total", default_initializer=paddle.nn.initializer.Constant(0.0))
+loss = paddle.sum(paddle.matmul(rows, own)) - paddle.sum(total)
 minimize(loss, paddle.optimizer.SGD(1.0), strategy, is_sync=mode == "sync", scale="sum" if mode == "sync" else "avg")
 exe = start()
 column = np.zeros((num_workers, 1), np.float32)
@@ -76,6 +81,7 @@ for _ in range(2):
     (found,) = exe.run(evaluation, feed={"ids": np.arange(NUM_IDS)}, fetch_list=[rows])
     np.testing.assert_array_equal(found, made)
     fleet.barrier_worker()
+assert np.array(paddle.static.global_scope().find_var("total").get_tensor()) == num_workers * NUM_STEPS
 stats = fleet_sparse.stats()["row_cache"]["counter"]
 assert stats["hits"] > stats["reads"] / 3, stats
 assert stats["held"] == 0, stats
