@@ -50,7 +50,7 @@ def criteo_sizes(num_ids: int) -> NDArray[np.int64]:
 
 
 def moved(ranks: NDArray[np.int64], field_sizes: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Returns values `(..., fields)` of which others are the frequent ones: each field is rotated by a number of its own.
+    """Returns values `(..., fields)` of which others are the frequent ones: each field is rotated by its own number.
 
     Args:
         ranks: Values of each field, the frequent ones first.
