@@ -106,7 +106,7 @@ class RowCaches:
         max_staged_bytes: Largest total size of the pushes of a step in sync.
     """
 
-    def __init__(  # noqa: PLR0913  # what the plugin decides, by name
+    def __init__(
         self,
         client: TableClient,
         deduplicator: Deduplicator,
