@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_sparse.core.kernels_row_bound import are_states_old, lease_steps, max_held, units
-from fleet_sparse.core.row_bound import RowBound
+from fleet_sparse.core.row_bound import MIN_DRIFT, RowBound
 from fleet_sparse.core.row_bound import are_states_old as are_old
 
 BOUNDS = st.builds(RowBound, st.integers(1, 2000), st.none() | st.floats(0.01, 1)) | st.builds(
-    RowBound, drift=st.floats(1e-6, 1e6)
+    RowBound, drift=st.floats(MIN_DRIFT, 1e6)
 )
 CLOCKS = st.integers(0, 2**32 - 1)
 
@@ -28,7 +28,7 @@ def test_kernels_lease_for_as_many_steps_as_the_bound(bound: RowBound, clock: in
     assert lease_steps(clock, bound.terms.lag, bound.terms.share, num_workers) == expected
 
 
-@given(st.floats(1e-6, 1e6), st.floats(0, 1e9, width=32))
+@given(st.floats(MIN_DRIFT, 1e6), st.floats(0, 1e9, width=32))
 def test_kernels_count_distances_in_the_units_of_the_bound(drift: float, distance: float) -> None:
     bound = RowBound(drift=drift)
     (expected,) = bound.units(np.array([distance], np.float32))
