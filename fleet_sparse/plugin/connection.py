@@ -399,7 +399,7 @@ class JobConnection:
             self._catalog.tables,
             max_bytes=options.max_bytes,
             max_rows=options.max_rows,
-            max_staged_bytes=self._settings.max_staged_bytes,
+            max_staged_bytes=min(each.max_staged_bytes for each in self.registrations),
         )
 
     def _connected_for_all_reduce(self, training: Training, mode: Mode | None) -> Training:

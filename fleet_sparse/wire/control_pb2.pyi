@@ -70,7 +70,7 @@ class Launch(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., machine: _Optional[str] = ..., launcher: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers", "progress", "acks_precede_durability", "pushed_step")
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers", "progress", "acks_precede_durability", "pushed_step", "max_staged_bytes")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class RegisterReply(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     ACKS_PRECEDE_DURABILITY_FIELD_NUMBER: _ClassVar[int]
     PUSHED_STEP_FIELD_NUMBER: _ClassVar[int]
+    MAX_STAGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     shard: int
     num_shards: int
@@ -107,7 +108,8 @@ class RegisterReply(_message.Message):
     progress: WorkerPosition
     acks_precede_durability: bool
     pushed_step: int
-    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ..., progress: _Optional[_Union[WorkerPosition, _Mapping]] = ..., acks_precede_durability: bool = ..., pushed_step: _Optional[int] = ...) -> None: ...
+    max_staged_bytes: int
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ..., progress: _Optional[_Union[WorkerPosition, _Mapping]] = ..., acks_precede_durability: bool = ..., pushed_step: _Optional[int] = ..., max_staged_bytes: _Optional[int] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec", "num_rejected_ids")

@@ -122,6 +122,7 @@ class ControlService:
         self._finish = stop if finish is None else finish
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
+        self._max_staged_bytes = settings.max_staged_bytes
         self._orphaned_s = settings.orphaned_s
         self._failover_s = settings.failover_s
         self._place_s = min(settings.worker_lost_s + ADMISSION_S, PLACE_SHARE * settings.connect_s)
@@ -469,6 +470,7 @@ class ControlService:
             has_log=self._has_log,
             acks_precede_durability=self._has_log and not self._is_synced,
             open_barriers=sorted(self._membership.open_barriers),
+            max_staged_bytes=self._max_staged_bytes,
         )
 
     async def _report_progress(self, request: messages.ReportProgressRequest) -> messages.ReportProgressReply:

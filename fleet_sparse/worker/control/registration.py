@@ -201,6 +201,7 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         _progress_of(reply.progress) if reply.HasField("progress") else None,
         reply.acks_precede_durability,
         reply.pushed_step,
+        reply.max_staged_bytes,
     )
 
 

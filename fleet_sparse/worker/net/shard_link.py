@@ -72,6 +72,8 @@ class Registration(NamedTuple):
     """True if the machine of the pserver may lose pushes that it acked; `push_floor` of its replies says which not."""
     pushed_step: int = 0
     """In a job that counts steps: the newest step of this worker that the shard has."""
+    max_staged_bytes: int = 0
+    """Largest total size of the pushes that it stages for a step."""
 
 
 class Resumption(NamedTuple):
