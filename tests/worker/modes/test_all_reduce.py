@@ -270,7 +270,7 @@ def test_workers_that_all_save_send_what_their_caches_hold(cluster: InProcessClu
 
 
 @pytest.mark.guarantee("H8")
-def test_a_worker_that_saves_while_others_train_is_refused_until_a_barrier(cluster: InProcessCluster) -> None:
+def test_a_worker_that_saves_while_others_train_is_refused(cluster: InProcessCluster) -> None:
     workers = workers_of(cluster, 2, SUM, bound=RowBound(lag=1000))
 
     def save_alone() -> None:
@@ -293,7 +293,7 @@ def test_a_worker_that_saves_while_others_train_is_refused_until_a_barrier(clust
 
 
 @pytest.mark.guarantee("H7")
-def test_a_worker_whose_pass_ends_first_sends_what_its_cache_holds(cluster: InProcessCluster) -> None:
+def test_a_worker_whose_pass_ends_first_sends_held_updates(cluster: InProcessCluster) -> None:
     workers = workers_of(cluster, 2, SUM, bound=RowBound(lag=1000))
 
     def run(worker: Worker, num_steps: int) -> int:

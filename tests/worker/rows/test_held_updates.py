@@ -135,7 +135,7 @@ def test_steps_that_send_held_updates_are_not_counted(cluster: InProcessCluster)
 
 
 @pytest.mark.guarantee("V3")
-def test_a_worker_with_fewer_batches_counts_the_steps_of_the_others(cluster: InProcessCluster) -> None:
+def test_a_worker_with_fewer_batches_counts_all_steps(cluster: InProcessCluster) -> None:
     workers = workers_of(cluster, 3)
 
     def run(worker: Worker, num_steps: int) -> None:
@@ -149,7 +149,7 @@ def test_a_worker_with_fewer_batches_counts_the_steps_of_the_others(cluster: InP
 
 
 @pytest.mark.guarantee("H7")
-def test_held_updates_past_the_limit_of_a_step_are_sent_in_several(cluster: InProcessCluster) -> None:
+def test_held_updates_past_the_limit_are_sent_in_several_steps(cluster: InProcessCluster) -> None:
     workers = workers_of(cluster, max_staged=2 * 2 * CHANGE_BYTES * NUM_IDS // 5)
     for first in range(0, NUM_IDS, 4):
         train(workers, 4, np.arange(first, first + 4))
@@ -173,7 +173,7 @@ def test_the_end_of_a_pass_sends_what_is_held(cluster: InProcessCluster, kind: s
 
 @pytest.mark.guarantee("H1")
 @pytest.mark.parametrize("kind", [SYNC, ASYNC])
-def test_a_row_that_is_made_anew_does_not_pass_for_a_copy_of_the_removed_one(
+def test_a_row_made_anew_does_not_pass_for_the_removed_one(
     cluster: InProcessCluster, kind: str
 ) -> None:
     """The removed row had six updates, all of the worker that keeps its copy, and the new one as many of the other."""
