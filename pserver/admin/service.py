@@ -122,8 +122,7 @@ class ControlService:
         self._finish = stop if finish is None else finish
         self._clock = clock
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
-        self._max_staged_bytes = settings.max_staged_bytes
-        self._orphaned_s = settings.orphaned_s
+        self._orphaned_s, self._max_staged_bytes = settings.orphaned_s, settings.max_staged_bytes
         self._failover_s = settings.failover_s
         self._place_s = min(settings.worker_lost_s + ADMISSION_S, PLACE_SHARE * settings.connect_s)
         self._membership = Membership(

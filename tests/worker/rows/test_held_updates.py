@@ -173,9 +173,7 @@ def test_the_end_of_a_pass_sends_what_is_held(cluster: InProcessCluster, kind: s
 
 @pytest.mark.guarantee("H1")
 @pytest.mark.parametrize("kind", [SYNC, ASYNC])
-def test_a_row_made_anew_does_not_pass_for_the_removed_one(
-    cluster: InProcessCluster, kind: str
-) -> None:
+def test_a_row_made_anew_does_not_pass_for_the_removed_one(cluster: InProcessCluster, kind: str) -> None:
     """The removed row had six updates, all of the worker that keeps its copy, and the new one as many of the other."""
     bound, row, elsewhere = RowBound(lag=4, share=None), np.array([1]), np.array([30])
     workers = workers_of(cluster, kind=kind, bound=bound)
