@@ -17,7 +17,7 @@ _CLOCK = Column("clock", np.dtype("<u4"))  # in memory only: snapshots have no c
 class RowClocks:
     """Clocks of 32 bits, which wrap. A new row has 0, or after rows were removed a clock ahead of all of theirs.
 
-    So a row that is made anew never has a clock that is close to that of a copy of the removed one.
+    So the clock of a row that is made anew is never close to the version of a copy of the removed row.
 
     Only the thread that owns the store uses them.
 

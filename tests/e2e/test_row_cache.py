@@ -72,7 +72,7 @@ def test_worker_0_loads_and_saves_while_the_others_wait(tmp_path: Path, what: st
 @pytest.mark.guarantee("V3")
 @pytest.mark.guarantee("H8")
 def test_resumed_workers_train_the_batches_not_in_the_save(tmp_path: Path) -> None:
-    """Of 18 batches of each worker; steps that send held updates are none."""
+    """Each worker has 18 batches. Steps that only send held updates are not counted among them."""
     outputs_of("resume.py", tmp_path, EPOCHS="6,6", SAVE_EVERY="5", ROW_LAG="40")
     saved = sorted((tmp_path / "model").iterdir())
     outputs = outputs_of("resume.py", tmp_path, EPOCHS="6,6", ROW_LAG="40", load=str(saved[-1]))

@@ -1,4 +1,4 @@
-"""What the log says of row caches."""
+"""Workers log what their row caches did."""
 
 from __future__ import annotations
 

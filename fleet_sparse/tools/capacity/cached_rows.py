@@ -24,21 +24,21 @@ class CachedRows(NamedTuple):
     """Shares of the distinct ids of a step, and states that travel with them."""
 
     hit: float
-    """That have a copy."""
+    """Share that has a copy."""
     asked: float
-    """About whose copy a pserver is asked; rows that enter are of these."""
+    """Share about whose copy a pserver is asked; it includes rows that enter."""
     received: float
-    """Whose row comes with a version: refreshed, or entering."""
+    """Share whose row comes with a version, because it is refreshed or enters."""
     gradients: float
-    """Of copies whose update is sent as a gradient."""
+    """Share that has a copy, and whose update is sent as a gradient."""
     changed: float
-    """Of copies whose held updates are sent as a change."""
+    """Share whose held updates are sent as a change."""
     states_received: float
-    """States of `dim` floats that come, over the distinct ids."""
+    """Number of states of `dim` floats that come, over that of the distinct ids."""
     states_sent: float
-    """Likewise, of changes."""
+    """Number of such states that are sent with changes, over that of the distinct ids."""
     entered: float
-    """That enter the cache."""
+    """Share that enters the cache."""
 
     @property
     def plain(self) -> float:
