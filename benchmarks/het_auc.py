@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.het.job import draw_examples
+from benchmarks.het.job import drawn_examples
 from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, bound_options, rows_saved, together
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS
 from benchmarks.record import Jobs, Record, add_results
@@ -64,13 +64,10 @@ def run(options: argparse.Namespace, jobs: Jobs, seed: int, console: Console) ->
     """Trains the model with every bound that no run before has trained with."""
     found: Round = {}
     names = {bound: f"seed {seed}: {bound}" for bound in (NO_CACHE, *(BOUNDS[bound] for bound in options.bounds))}
-    with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as examples:
-        if not jobs.has(names.values()):
-            sizes = {"num_train": options.examples, "num_test": options.tested, "num_ids": options.ids}
-            draw_examples(Path(examples), **sizes, seed=seed)
+    with drawn_examples(options, seed, are_needed=not jobs.has(names.values())) as examples:
         for bound, name in names.items():
             with console.status(name):
-                trained = jobs.result(name, partial(train, options, bound, Path(examples), seed))
+                trained = jobs.result(name, partial(train, options, bound, examples, seed))
             of = found[bound] = {key: value for key, value in trained.items() if key != "curve"}
             of["rows_saved"] = rows_saved(of, found[NO_CACHE])
             of["loss_of_auc"] = found[NO_CACHE]["auc"] - of["auc"]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.het.job import draw_examples
+from benchmarks.het.job import drawn_examples
 from benchmarks.het.network import can_make_hosts, hosts, pservers_on, worker_environment
 from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, bound_options, seconds_to, together
 from benchmarks.link import Shape, pservers_behind_a_link
@@ -78,13 +77,10 @@ def run(options: argparse.Namespace, jobs: Jobs, link: str, seed: int, console: 
     names = {
         bound: f"{link}, seed {seed}: {bound}" for bound in (NO_CACHE, *(BOUNDS[bound] for bound in options.bounds))
     }
-    with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as examples:
-        if not jobs.has(names.values()):
-            sizes = {"num_train": options.examples, "num_test": options.tested, "num_ids": options.ids}
-            draw_examples(Path(examples), **sizes, seed=seed)
+    with drawn_examples(options, seed, are_needed=not jobs.has(names.values())) as examples:
         for bound, name in names.items():
             with console.status(name):
-                of = found[bound] = jobs.result(name, partial(train, options, link, bound, Path(examples), seed))
+                of = found[bound] = jobs.result(name, partial(train, options, link, bound, examples, seed))
             console.print(f"{name}: AUC {of['auc']:.5f}, {of['train_s']:.0f} s", highlight=False)
     return with_times(found, options.target)
 

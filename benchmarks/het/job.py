@@ -1,7 +1,7 @@
 """A worker of a training job that `het_auc` and `het_link` start, with the models and strategies of `models/train.py`.
 
 Its role comes from fleetrun's environment, its options are those of `models/train.py` without `--data`. It reads
-examples that were drawn once (`draw_examples`), since many processes on a few cores would draw longer than they train.
+examples that were drawn once (`drawn_examples`), since many processes on a few cores would draw longer than they train.
 Its last line of output is `@@` and JSON: what it trained, counted and, on worker 0, the AUC of held-out examples over
 the seconds of training. Evaluations are between barriers, which send held updates, and outside these seconds.
 """
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,7 +48,18 @@ class Point(NamedTuple):
     auc: float
 
 
-def draw_examples(directory: Path, *, num_train: int, num_test: int, num_ids: int, seed: int) -> None:
+@contextmanager
+def drawn_examples(options: argparse.Namespace, seed: int, *, are_needed: bool) -> Iterator[Path]:
+    """Yields a directory with the examples of a seed, as many as the options say, if they are needed."""
+    with tempfile.TemporaryDirectory(prefix="fleet_sparse-") as name:
+        directory = Path(name)
+        if are_needed:
+            sizes = {"num_train": options.examples, "num_test": options.tested, "num_ids": options.ids}
+            _draw(directory, **sizes, seed=seed)
+        yield directory
+
+
+def _draw(directory: Path, *, num_train: int, num_test: int, num_ids: int, seed: int) -> None:
     """Writes examples of `models/synthetic.py`, with Criteo's field sizes scaled to `num_ids`."""
     draw = partial(synthetic.draw, field_sizes=synthetic.criteo_sizes(num_ids))
     for name, stream, size in (("train", TRAIN_STREAM, num_train), ("test", TEST_STREAM, num_test)):
@@ -137,7 +149,7 @@ class Evaluation:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains and prints what was found."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--examples", type=Path, required=True, help="directory of `draw_examples`")
+    parser.add_argument("--examples", type=Path, required=True, help="directory of `drawn_examples`")
     parser.add_argument("--evaluate-every", type=AT_LEAST_0, default=0, help="steps; 0 evaluates at the end alone")
     own, others = parser.parse_known_args(arguments)
     options = parse(["--data", "synthetic", *others])
