@@ -42,7 +42,7 @@ from .engine.shard import Shard
 from .lease.choice import open_coordinator
 from .lease.directory import LEASES
 from .lease.lease import Lease, take_lease
-from .log.log_writer import newest_generation
+from .log.log_directory import newest_generation
 from .net.data_plane import DataPlane
 from .net.streams import Streams
 from .read_only import content as read_only_content

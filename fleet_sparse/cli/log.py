@@ -38,7 +38,7 @@ def _summary_of(directory: Path) -> dict[str, Any]:
     from fleet_sparse.pserver.log.log_reader import LogReader
 
     kinds: Counter[str] = Counter()
-    summary: dict[str, Any] = {"log": str(directory), "error": None, "writer": None}
+    summary: dict[str, Any] = {"log": str(directory), "error": None, "torn_bytes": 0, "writer": None}
     try:
         writer = writer_of(directory)
         summary["writer"] = None if writer is None else writer.process
@@ -87,17 +87,21 @@ def inspect(logs: Logs, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(logs: Logs, as_json: AsJson = False) -> None:
-    """Reads every byte of logs, and reports each one as good or bad. A torn end is good: a restart cuts it off.
+    """Reads every byte of logs, and reports each one as good or bad. A torn end is named and good: a restart cuts it
+    off.
 
     A log that a pserver writes is named as such: it may change while it is read, and then seem bad. The exit code is 1
     if a log is bad.
     """
     summaries = [_summary_of(each) for each in logs]
     if as_json:
-        print_json({"logs": [{key: each[key] for key in ("log", "error", "writer")} for each in summaries]})
+        print_json(
+            {"logs": [{key: each[key] for key in ("log", "error", "torn_bytes", "writer")} for each in summaries]}
+        )
     else:
         for summary in summaries:
-            console.print(f"{summary['log']}: {summary['error'] or 'good'}{_writer_text(summary)}", **AS_IS)
+            state = summary["error"] or f"good{_torn_text(summary)}"
+            console.print(f"{summary['log']}: {state}{_writer_text(summary)}", **AS_IS)
     raise typer.Exit(1 if any(summary["error"] for summary in summaries) else 0)
 
 
@@ -136,12 +140,16 @@ def _writer_text(summary: dict[str, Any]) -> str:
     return f"; {summary['writer']} writes it, so it may change while it is read" if summary["writer"] else ""
 
 
+def _torn_text(summary: dict[str, Any]) -> str:
+    return f", torn end of {summary['torn_bytes']} bytes" if summary["torn_bytes"] else ""
+
+
 def _text_of(summary: dict[str, Any]) -> str:
     records = ", ".join(f"{number} {kind}" for kind, number in sorted(summary["records"].items())) or "none"
     begin = "no checkpoint" if summary["checkpoint"] is None else f"checkpoint at record {summary['checkpoint']}"
-    torn = f", torn end of {summary['torn_bytes']} bytes" if summary["torn_bytes"] else ""
     return (
         f"{summary['log']}: shard {summary['shard']} of {summary['num_shards']}, job {summary['job']}, start "
         f"{summary['generation']}, {begin}, segments: {summary['num_segments']}, records up to "
-        f"{summary['newest_lsn']} with {summary['num_bytes']} bytes{torn}, newest step {summary['step']}; {records}"
+        f"{summary['newest_lsn']} with {summary['num_bytes']} bytes{_torn_text(summary)}, newest step "
+        f"{summary['step']}; {records}"
     )

@@ -33,9 +33,10 @@ from ..log.checkpoint import (
     remove_abandoned,
     remove_superfluous,
 )
+from ..log.log_directory import lease_lost, locked
 from ..log.log_format import LogIdentity, corrupt, segment_name
 from ..log.log_reader import LogReader
-from ..log.log_writer import SEGMENT_BYTES, LogWriter, locked
+from ..log.log_writer import SEGMENT_BYTES, LogWriter
 from ..log.replay import Replayed, replay
 from ..log.shard_log import ShardLog
 from .snapshot_loader import load_files
@@ -154,10 +155,7 @@ def _continue_log(
     begun_at, opened, replayed = time.monotonic(), _open(directory), None
     newest = 0 if opened is None else opened.reader.generation
     if 0 < generation <= newest:
-        raise LeaseLost(
-            f"log {str(directory)!r}: a pserver with generation {newest} writes it, this one has {generation}. Give "
-            "all pservers of a shard the same FLEET_SPARSE_COORDINATOR"
-        )
+        raise lease_lost(directory, newest, generation)
     if opened is not None:
         replayed = _fill(shard, opened, identity, on_progress)
         if opened.reader.torn is not None:

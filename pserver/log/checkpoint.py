@@ -18,8 +18,6 @@ from .log_format import corrupt, is_segment, segment_name
 
 CHECKPOINT: Final = "CHECKPOINT.json"
 VERSION: Final = 2
-_VERSIONS: Final = (1, 2)
-"""Versions that are read; in version 1 no file is linked from a save."""
 _PREFIX: Final = "checkpoint-"
 _DRAFT: Final = f".{CHECKPOINT}."
 
@@ -104,8 +102,8 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
         checkpoint = msgspec.convert(fields, Checkpoint, dec_hook=decode_checksum)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise corrupt(str(path), f"wrong checkpoint: {error}", 0) from error
-    if checkpoint.version not in _VERSIONS:
-        raise corrupt(str(path), f"version {checkpoint.version} of a checkpoint, should be one of {_VERSIONS}", 0)
+    if checkpoint.version != VERSION:
+        raise corrupt(str(path), f"version {checkpoint.version} of a checkpoint, should be {VERSION}", 0)
     return checkpoint
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -26,11 +26,11 @@ from fleet_sparse.wire.frame_format import (
 )
 from fleet_sparse.wire.row_dtype import RowDtype
 
-VERSION: Final = 2
+VERSION: Final = 3
 SEGMENT_MAGIC: Final = b"FSLS"
 RECORD_MAGIC: Final = b"FSLR"
 HEADER = struct.Struct("<4s2HI2H6Q")
-HEAD = struct.Struct("<4s2H4Q4IQ")
+HEAD = struct.Struct("<4s2H5Q4IQ")
 MARK = struct.Struct("<16s2IQ")
 HEADER_BYTES, HEAD_BYTES, MARK_BYTES = HEADER.size, HEAD.size, MARK.size
 _CHECKSUM_BYTES = 8
@@ -119,6 +119,8 @@ class RecordHead(NamedTuple):
     kind: Kind
     lsn: int
     previous: int
+    durable_lsn: int
+    """Lsn of the newest record that was known to be durable when this one was appended."""
     num_bytes: int
     step: int
     num_marks: int
@@ -137,6 +139,7 @@ def pack_head(
     kind: Kind,
     lsn: int,
     previous: int,
+    durable_lsn: int,
     step: int,
     counts: tuple[int, int, int, int],
     parts: Sequence[Buffer],
@@ -147,12 +150,13 @@ def pack_head(
         kind: Kind of the record.
         lsn: Its number.
         previous: Checksum of the record before.
+        durable_lsn: Lsn of the newest record that is known to be durable.
         step: Step of the marks.
         counts: Number of marks, marks of workers that left, blocks, and bytes of the body.
         parts: All that follows the head.
     """
     num_bytes = sum(map(len, parts))
-    head = HEAD.pack(RECORD_MAGIC, kind, 0, lsn, previous, num_bytes, step, *counts, 0)
+    head = HEAD.pack(RECORD_MAGIC, kind, 0, lsn, previous, durable_lsn, num_bytes, step, *counts, 0)
     digest = xxh3_64(head)
     for part in parts:
         digest.update(part)
@@ -166,7 +170,7 @@ def find_record(data: memoryview, offset: int) -> RecordHead | str:  # noqa: PLR
     if left < HEAD_BYTES:
         return f"{left} bytes, a record has at least {HEAD_BYTES}"
     head = bytes(data[offset : offset + HEAD_BYTES])
-    magic, kind, reserved, lsn, previous, num_bytes, step, *counts, checksum = HEAD.unpack(head)
+    magic, kind, reserved, lsn, previous, durable_lsn, num_bytes, step, *counts, checksum = HEAD.unpack(head)
     if magic != RECORD_MAGIC:
         return f"{magic.hex()} in the place of a record"
     if num_bytes > left - HEAD_BYTES or num_bytes % 8:
@@ -180,8 +184,18 @@ def find_record(data: memoryview, offset: int) -> RecordHead | str:  # noqa: PLR
     num_marks, num_left, num_blocks, body_bytes = counts
     if MARK_BYTES * (num_marks + num_left) + BLOCK_BYTES * num_blocks + body_bytes > num_bytes:
         return "a record whose counts do not fit into it"
-    numbers = lsn, previous, num_bytes, step
+    numbers = lsn, previous, durable_lsn, num_bytes, step
     return RecordHead(_KINDS[kind], *numbers, num_marks, num_left, num_blocks, body_bytes, checksum)
+
+
+def record_ends(data: memoryview, offset: int = HEADER_BYTES) -> Iterator[tuple[RecordHead, int]]:
+    """Yields the heads of the whole records that follow one another from an offset on, and where each of them ends.
+
+    Their chain is not checked.
+    """
+    while not isinstance(head := find_record(data, offset), str):
+        offset += head.end
+        yield head, offset
 
 
 def pack_marks(watermarks: Iterable[Watermark]) -> bytes:

@@ -16,6 +16,7 @@ from fleet_sparse.wire.decode import decode_blocks
 from fleet_sparse.wire.frame_format import BLOCK_BYTES, IDS, Action, Block, Op
 from fleet_sparse.wire.frame_format import BLOCK_OFFSETS as OFFSETS
 
+from .log_directory import read_header, sync_names
 from .log_format import (
     HEAD_BYTES,
     HEADER_BYTES,
@@ -30,13 +31,14 @@ from .log_format import (
     corrupt,
     find_record,
     is_segment,
+    record_ends,
     segment_name,
     unpack_marks,
 )
 
 
 class TornEnd(NamedTuple):
-    """The end of the last segment that was cut off: a record that was being written."""
+    """The end of the last segment that was cut off: records that were not known to be durable."""
 
     path: Path
     offset: int
@@ -123,14 +125,14 @@ class LogReader:
             return
         while self._headers[-1].first_lsn > lsn:
             self.paths[-1].unlink()
+            sync_names(self.directory)  # a loss of power leaves no segment behind one that is removed or cut
             self.paths, self._headers = self.paths[:-1], self._headers[:-1]
-        data, self.end = _mapped(self.paths[-1]), HEADER_BYTES
         self.newest_lsn, self.newest_checksum = self._headers[-1].first_lsn - 1, self._headers[-1].previous
-        while self.newest_lsn + 1 < lsn:
-            head = find_record(data, self.end)
-            assert not isinstance(head, str), "it was read before"
-            self.newest_lsn, self.newest_checksum = head.lsn, head.checksum
-            self.end += head.end
+        self.end = HEADER_BYTES
+        for head, end in record_ends(_mapped(self.paths[-1])):
+            if head.lsn >= lsn:
+                break
+            self.newest_lsn, self.newest_checksum, self.end = head.lsn, head.checksum, end
         self.cut_off()
 
     def _records_of(self, path: Path, header: SegmentHeader, follower: SegmentHeader | None) -> Iterator[Record]:
@@ -157,19 +159,9 @@ class LogReader:
             return
         self.end = offset
         if np.frombuffer(data, np.uint8)[offset:].any():
-            if follower is not None or _has_record_behind(data, offset):
+            if follower is not None or _durable_behind(data, offset) > self.newest_lsn:
                 raise corrupt(str(path), head, offset)
             self.torn = TornEnd(path, offset, len(data) - offset)
-
-
-def read_header(path: Path) -> SegmentHeader:
-    """Returns the header of a segment.
-
-    Raises:
-        LogCorrupt: Bytes are wrong.
-    """
-    with path.open("rb") as file:
-        return SegmentHeader.parse(file.read(HEADER_BYTES), str(path))
 
 
 def _mapped(path: Path) -> memoryview:
@@ -178,13 +170,12 @@ def _mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _has_record_behind(data: memoryview, offset: int) -> bool:
-    """Returns whether a whole record begins behind `offset`."""
-    found = np.flatnonzero(
-        np.frombuffer(data[: len(data) // 8 * 8], "<u4")[::2][offset // 8 + 1 :]
-        == int.from_bytes(RECORD_MAGIC, "little")
-    )
-    return any(not isinstance(find_record(data, 8 * (offset // 8 + 1 + int(at))), str) for at in found)
+def _durable_behind(data: memoryview, offset: int) -> int:
+    """Returns the largest durable lsn that the whole records behind `offset` tell; 0 without one."""
+    words = np.frombuffer(data[: len(data) // 8 * 8], "<u4")[::2]
+    found = np.flatnonzero(words[offset // 8 + 1 :] == int.from_bytes(RECORD_MAGIC, "little"))
+    heads = (find_record(data, 8 * (offset // 8 + 1 + int(at))) for at in found)
+    return max((head.durable_lsn for head in heads if not isinstance(head, str)), default=0)
 
 
 def _record_at(data: memoryview, offset: int, head: RecordHead, path: Path) -> Record:

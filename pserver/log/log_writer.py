@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 from fleet_sparse.errors import LeaseLost, LogFailed, LogFull
 from fleet_sparse.wire.frame_format import Buffer
 
+from .log_directory import exclusive, sync_names
 from .log_format import (
     HEAD_BYTES,
     HEADER_BYTES,
@@ -24,18 +24,17 @@ from .log_format import (
     LogIdentity,
     SegmentHeader,
     is_next_segment,
-    is_segment,
     next_segment_name,
     pack_head,
     segment_name,
 )
-from .log_reader import read_header
 
 _log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 256 << 20
 _SMALL_SEGMENT_BYTES = (1 << 20, 64 << 10)
 _BLOCK_BYTES = 512  # of `st_blocks`
+_READ_BYTES = 1 << 20
 _MAX_PARTS = 1000  # of one write; the system allows 1024
 _MAX_WAIT_S = 1.0
 """Longest time between two attempts to allocate a segment."""
@@ -150,7 +149,7 @@ class LogWriter:
         self.check()
         counts = num_marks, num_left, num_blocks, body_bytes
         lsn = self.newest_lsn + 1
-        head, checksum = pack_head(kind, lsn, self._newest_checksum, step, counts, parts)
+        head, checksum = pack_head(kind, lsn, self._newest_checksum, self.durable_lsn, step, counts, parts)
         num_bytes = len(head) + sum(map(len, parts))
         if num_bytes + (0 if kind is Kind.VOID else HEAD_BYTES) > self._end - self._offset:
             self.begin_segment(num_bytes)
@@ -206,13 +205,7 @@ class LogWriter:
         Raises:
             LeaseLost: A process with a larger generation has begun to write the log.
         """
-        with locked(self.directory):
-            generation = newest_generation(self.directory)
-            if generation > self._generation:
-                raise LeaseLost(
-                    f"log {str(self.directory)!r}: a pserver with generation {generation} writes it, this one has "
-                    f"{self._generation}. Give all pservers of a shard the same FLEET_SPARSE_COORDINATOR"
-                )
+        with exclusive(self.directory, self._generation):
             yield
 
     def _take_next_segment(self) -> None:
@@ -221,11 +214,14 @@ class LogWriter:
             if not is_next_segment(path.name):
                 continue
             state = path.stat()
-            if self._next is None and self._segment_bytes <= state.st_size <= state.st_blocks * _BLOCK_BYTES:
+            is_large = self._segment_bytes <= state.st_size <= state.st_blocks * _BLOCK_BYTES
+            if self._next is None and is_large and _is_empty(path):
                 path.rename(self._next_path)
                 self._next = os.open(self._next_path, os.O_RDWR | os.O_CLOEXEC), state.st_size
             else:
                 path.unlink()
+        # The names so far are durable before a segment follows that says so.
+        sync_names(self.directory)
 
     def _begin_at_start(self) -> None:
         try:
@@ -238,7 +234,7 @@ class LogWriter:
             self._begin_segment(0)
             self.full_since = time.monotonic()
             _log.warning("%s. Pushes wait until there is room", error)
-        _sync_directory(self.directory)
+        sync_names(self.directory)
         self._is_name_durable = True
 
     def _allocate_small(self) -> tuple[int, int]:
@@ -285,7 +281,7 @@ class LogWriter:
             try:
                 os.fdatasync(self._segment)
                 if not self._is_name_durable:
-                    _sync_directory(self.directory)
+                    sync_names(self.directory)
                     self._is_name_durable = True
             except OSError as error:
                 raise self._fail(error, self._valid_end) from error
@@ -407,36 +403,6 @@ class LogWriter:
             raise
 
 
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Keeps other processes, and other threads of this one, from changing the files of a log, without those of appends.
-
-    Raises:
-        OSError: The system refuses.
-    """
-    descriptor = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def newest_generation(directory: Path) -> int:
-    """Returns the generation of the last segment of a log; 0 without one.
-
-    Raises:
-        LogCorrupt: Its header is wrong.
-    """
-    if not directory.exists():
-        return 0
-    newest = max((path for path in directory.iterdir() if is_segment(path.name)), default=None)
-    try:
-        return 0 if newest is None else read_header(newest).generation
-    except FileNotFoundError:  # the job has ended meanwhile
-        return 0
-
-
 def _write(file: int, parts: Sequence[Buffer], offset: int) -> None:
     """Writes all parts, one after the other."""
     for begin in range(0, len(parts), _MAX_PARTS):
@@ -450,13 +416,18 @@ def _write(file: int, parts: Sequence[Buffer], offset: int) -> None:
                 some[0] = memoryview(some[0])[num_written:]
 
 
+def _is_empty(path: Path) -> bool:
+    """Returns whether a segment has only zeros behind its header.
+
+    One that had begun has its records, but not its name, if the machine lost power before the name was durable.
+    """
+    with path.open("rb") as file:
+        file.seek(HEADER_BYTES)
+        while part := file.read(_READ_BYTES):
+            if part.count(0) < len(part):
+                return False
+    return True
+
+
 def _ignore() -> None:
     """Nobody waits for a change."""
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,6 +17,7 @@ from fleet_sparse.pserver.admin.resumed import ResumedJob
 from fleet_sparse.pserver.lease.coordinator import this_process
 from fleet_sparse.pserver.lease.directory import LEASES, DirectoryCoordinator
 from fleet_sparse.pserver.log.control_state import RegisteredWorker, ReportedProgress
+from fleet_sparse.pserver.log.log_format import record_ends
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest, WorkerPosition
@@ -43,6 +44,8 @@ def directory(tmp_path: Path) -> Path:
     client = FrameClient(shard)
     for _ in range(3):
         client.push(push(SGD, ids_of(1, 2), floats([1.0, 0.0], [2.0, 0.0])))
+        assert shard.log is not None
+        shard.log.writer.sync()
     close(shard)
     return tmp_path / "shard-0-of-1"
 
@@ -54,14 +57,27 @@ def test_inspect_counts_the_records_of_each_kind(directory: Path) -> None:
     assert "3 APPLY" in log("inspect", directory)
 
 
-def test_verify_finds_a_changed_byte(directory: Path) -> None:
-    assert log("verify", directory).endswith("good\n")
+def change(directory: Path, lsn: int) -> Path:
+    """Changes a byte of a record; returns its segment."""
     path = next(directory.glob("*.fsl"))
     content = bytearray(path.read_bytes())
-    content[100] ^= 1
+    (end,) = [end for head, end in record_ends(memoryview(content)) if head.lsn == lsn]
+    content[end - 1] ^= 1
     path.write_bytes(content)
+    return path
+
+
+def test_verify_finds_a_changed_byte(directory: Path) -> None:
+    assert log("verify", directory).endswith("good\n")
+    path = change(directory, 4)
     assert str(path) in log("verify", directory, fails=1)
     assert json.loads(log("inspect", directory, "--json", fails=1))["logs"][0]["error"]
+
+
+def test_verify_names_a_torn_end(directory: Path) -> None:
+    change(directory, 5)
+    (summary,) = json.loads(log("verify", directory, "--json"))["logs"]
+    assert (summary["error"], summary["torn_bytes"] > 0) == (None, True)
 
 
 def test_a_missing_log_is_bad(tmp_path: Path) -> None:

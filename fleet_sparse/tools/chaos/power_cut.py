@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fleet_sparse.pserver.log.log_format import HEADER_BYTES, find_record, is_segment
-from fleet_sparse.pserver.log.log_reader import read_header
+from fleet_sparse.pserver.log.log_directory import read_header
+from fleet_sparse.pserver.log.log_format import HEADER_BYTES, is_segment, record_ends
 
 _TORN_BYTES = 100
 
@@ -29,13 +29,8 @@ def unsynced_records(segment: Path, num_synced_bytes: int) -> list[int]:
 
     A segment is synced before the next one begins, so that a power cut loses records of the newest one only.
     """
-    data, offset = memoryview(segment.read_bytes()), HEADER_BYTES
-    unsynced: list[int] = []
-    while not isinstance(head := find_record(data, offset), str):
-        if offset + head.end > num_synced_bytes:
-            unsynced.append(offset)
-        offset += head.end
-    return unsynced
+    records = record_ends(memoryview(segment.read_bytes()))
+    return [end - head.end for head, end in records if end > num_synced_bytes]
 
 
 def cut(segment: Path, num_synced_bytes: int, share: float) -> int:
@@ -58,9 +53,7 @@ def cut(segment: Path, num_synced_bytes: int, share: float) -> int:
 
 def tear(segment: Path) -> None:
     """Makes the record behind the last one of a segment that nobody writes to a torn one."""
-    data, offset = memoryview(segment.read_bytes()), HEADER_BYTES
-    while not isinstance(head := find_record(data, offset), str):
-        offset += head.end
+    offset = max((end for _, end in record_ends(memoryview(segment.read_bytes()))), default=HEADER_BYTES)
     with segment.open("r+b") as file:
         file.seek(offset)
         file.write(b"FSLR" + b"\x5a" * _TORN_BYTES)

@@ -49,6 +49,7 @@ def written(directory: Path, segment_bytes: int) -> Small:
 
     def note() -> None:
         assert shard.log is not None
+        shard.log.writer.sync()  # the records behind say so: only the last one may be torn
         states.setdefault(shard.log.writer.newest_lsn, state_of(shard))  # what is staged is in no record
 
     note()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fleet_sparse.errors import ErrorCode, LogFailed
-from fleet_sparse.pserver.log.log_format import RECORD_MAGIC, Kind
+from fleet_sparse.pserver.log.log_format import HEAD_BYTES, HEADER_BYTES, RECORD_MAGIC, Kind
 from fleet_sparse.pserver.log.log_writer import LogWriter
 from fleet_sparse.pserver.net.data_plane import DataPlane
 from fleet_sparse.pserver.net.held_replies import HeldReplies
@@ -338,7 +338,7 @@ def test_there_is_always_room_for_a_void(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    sizes = [writer.append(Kind.TABLE, parts=[bytes(512 - 64 - 64 - 64 - 8)])]
+    sizes = [writer.append(Kind.TABLE, parts=[bytes(512 - HEADER_BYTES - 2 * HEAD_BYTES)])]
     writer.append(Kind.VOID)
     assert (sizes, writer.newest_lsn) == ([1], 2)
     writer.close()

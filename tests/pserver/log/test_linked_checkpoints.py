@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from xxhash import xxh3_64_hexdigest
 
 from fleet_sparse.core.criteria import MIN_NORM, Criterion
 from fleet_sparse.core.mode import SYNC, Mode
@@ -365,19 +363,6 @@ def test_no_room_for_the_segment_of_a_save_leaves_the_save(tmp_path: Path, monke
     monkeypatch.setattr(LogWriter, "begin_segment", fill)
     assert saved(held) == "000001-full"
     assert checkpoint_of(held.shard) is None
-
-
-def test_a_checkpoint_of_version_1_is_read(tmp_path: Path) -> None:
-    held = held_job(tmp_path)
-    write_checkpoint(held.shard)
-    path = log_of(held.shard) / CHECKPOINT
-    fields = json.loads(path.read_bytes())
-    for name in ("bases", "snapshot", "checksum"):
-        del fields[name]
-    fields["version"] = 1
-    checksum = xxh3_64_hexdigest(json.dumps(fields, sort_keys=True).encode())
-    path.write_text(json.dumps({**fields, "checksum": checksum}))
-    check_continues(held.shard)
 
 
 def test_a_restart_removes_what_crashes_left_of_checkpoints(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def example(directory: Path) -> bytes:
     log = ShardLog(writer, shard.tables)
     log.commit([mark], [change], NO_PROGRESS, [])
     log.void()
+    writer.sync()
     log.note(BarrierOpening("b", {0: 3, 1: 2}, contributions=((b"\x01\x02",), ())))
     writer.close()
     reader = LogReader(directory)

@@ -19,7 +19,7 @@ from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.log.log_format import HEADER_BYTES, find_record
+from fleet_sparse.pserver.log.log_format import HEADER_BYTES, record_ends
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.net.protocol import deferred_reply
 from fleet_sparse.settings import Settings
@@ -234,13 +234,11 @@ class World:
 
 def cut_of(path: Path, durable_lsn: int, share: float) -> int:
     """Returns where the segment is cut: between two records behind the durable ones."""
-    data, offset = memoryview(path.read_bytes()), HEADER_BYTES
-    offsets: list[int] = [offset]
-    while not isinstance(head := find_record(data, offset), str):
-        offset += head.end
+    offsets: list[int] = [HEADER_BYTES]
+    for head, end in record_ends(memoryview(path.read_bytes())):
         if head.lsn <= durable_lsn:
             offsets.clear()
-        offsets.append(offset)
+        offsets.append(end)
     return offsets[int(share * len(offsets))]
 
 

@@ -15,7 +15,15 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from fleet_sparse.errors import LeaseLost, LogCorrupt, LogFailed, LogFull
-from fleet_sparse.pserver.log.log_format import HEADER_BYTES, Kind, LogIdentity, SegmentHeader, next_segment_name
+from fleet_sparse.pserver.log.log_format import (
+    HEADER_BYTES,
+    VERSION,
+    Kind,
+    LogIdentity,
+    SegmentHeader,
+    next_segment_name,
+    segment_name,
+)
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.log.log_writer import LogWriter
 from support.logs import IDENTITY, small_writer
@@ -50,7 +58,7 @@ def used(directory: Path) -> None:
 def small(tmp_path: Path) -> Path:
     """A log of three segments, without zeros at the end."""
     directory = tmp_path / "small"
-    write(directory, TEXTS, segment_bytes=800)
+    write(directory, TEXTS, segment_bytes=900)
     used(directory)
     assert len(LogReader(directory).paths) > 2
     return directory
@@ -142,6 +150,74 @@ def test_a_torn_end_is_reported_and_can_be_cut_off(small: Path) -> None:
     lsn, checksum = reader.newest_lsn, reader.newest_checksum
     write(small, [b"behind"], newest_lsn=lsn, newest_checksum=checksum)
     assert bodies(small) == [*TEXTS[:num_read], b"behind"]
+
+
+def record_of(directory: Path, text: bytes) -> tuple[Path, int]:
+    """Returns the segment with a record, and the offset of its body."""
+    for path in LogReader(directory).paths:
+        if (offset := path.read_bytes().find(text)) >= 0:
+            return path, offset
+    raise AssertionError(f"{text!r} is in no record")
+
+
+def make_hole(directory: Path, text: bytes) -> None:
+    """Makes zeros of the body of a record."""
+    path, offset = record_of(directory, text)
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(bytes(len(text)))
+
+
+@pytest.mark.guarantee("W4")
+@pytest.mark.parametrize("synced", [0, 1])
+def test_a_hole_in_what_was_not_synced_is_a_torn_end(tmp_path: Path, synced: int) -> None:
+    writer = small_writer(tmp_path)
+    for number, text in enumerate([b"one", b"two", b"three", b"four"]):
+        if number == synced:
+            writer.sync()
+        append(writer, text)
+    durable_lsn = writer.durable_lsn
+    make_hole(tmp_path, b"two")
+    reader = LogReader(tmp_path)
+    assert [record.body for record in reader.records()] == [b"one"]
+    assert reader.newest_lsn == 1 >= durable_lsn
+    assert reader.torn is not None
+    reader.cut_off()
+    assert bodies(tmp_path) == [b"one"]
+
+
+@pytest.mark.guarantee("W4")
+@pytest.mark.parametrize("synced", [2, 3])
+def test_a_hole_in_what_a_record_behind_calls_durable_is_refused(tmp_path: Path, synced: int) -> None:
+    writer = small_writer(tmp_path)
+    for number, text in enumerate([b"one", b"two", b"three", b"four"]):
+        if number == synced:
+            writer.sync()
+        append(writer, text)
+    make_hole(tmp_path, b"two")
+    with pytest.raises(LogCorrupt):
+        bodies(tmp_path)
+
+
+@pytest.mark.guarantee("W4")
+@pytest.mark.parametrize("text", [b"one", b"two"])
+def test_a_hole_in_a_segment_that_another_follows_is_refused(tmp_path: Path, text: bytes) -> None:
+    writer = small_writer(tmp_path)
+    append(writer, b"one", b"two")
+    writer.begin_segment()
+    make_hole(tmp_path, text)
+    with pytest.raises(LogCorrupt):
+        bodies(tmp_path)
+
+
+def test_zeros_in_the_place_of_durable_records_are_refused(tmp_path: Path) -> None:
+    writer = small_writer(tmp_path)
+    append(writer, b"one")
+    writer.begin_segment()
+    first = LogReader(tmp_path).paths[0]
+    first.write_bytes(first.read_bytes()[:HEADER_BYTES].ljust(4096, b"\0"))
+    with pytest.raises(LogCorrupt):
+        bodies(tmp_path)
 
 
 def test_a_missing_segment_is_refused(small: Path) -> None:
@@ -274,6 +350,24 @@ def test_a_writer_takes_the_segment_allocated_by_the_former_one(
     assert bodies(tmp_path) == [b"before", b"after"]
 
 
+@pytest.mark.guarantee("W4")
+@pytest.mark.parametrize("next_texts", [[], [b"a registration"]])
+def test_a_segment_that_lost_its_new_name_counts_for_nothing(tmp_path: Path, next_texts: list[bytes]) -> None:
+    former = small_writer(tmp_path)
+    append(former, b"durable")
+    former.begin_segment()
+    append(former, b"1", b"2", b"3")
+    for path in tmp_path.glob("next-*"):
+        path.unlink()
+    (tmp_path / segment_name(2)).rename(tmp_path / next_segment_name(1))
+    reader = LogReader(tmp_path)
+    assert [record.body for record in reader.records()] == [b"durable"]
+    reader.cut_off()
+    changes = {"newest_lsn": reader.newest_lsn, "newest_checksum": reader.newest_checksum}
+    append(small_writer(tmp_path, generation=2, **changes), *next_texts)
+    assert bodies(tmp_path) == [b"durable", *next_texts]
+
+
 def test_the_segment_ahead_stays_if_a_larger_one_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = small_writer(tmp_path, segment_bytes=512)
     ahead = tmp_path / next_segment_name(1)
@@ -331,9 +425,9 @@ def test_the_name_of_a_segment_is_durable_before_its_records_are(
 
 def test_log_of_an_older_version_is_refused(tmp_path: Path) -> None:
     head = bytearray(SegmentHeader(IDENTITY, 1, 1, 0).to_bytes())
-    head[4:6] = (1).to_bytes(2, "little")
+    head[4:6] = (VERSION - 1).to_bytes(2, "little")
     head[-8:] = bytes(8)
     head[-8:] = xxh3_64_intdigest(bytes(head)).to_bytes(8, "little")
     (tmp_path / "00000000000000000001.fsl").write_bytes(head)
-    with pytest.raises(LogCorrupt, match=r"version 1 .* 2"):
+    with pytest.raises(LogCorrupt, match=rf"version {VERSION - 1} .* {VERSION}"):
         LogReader(tmp_path)

@@ -23,7 +23,7 @@ from fleet_sparse.pserver.admin.log_recovery import log_directory, start_log, wr
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
-from fleet_sparse.pserver.log.log_format import HEADER_BYTES, Kind, find_record
+from fleet_sparse.pserver.log.log_format import Kind, record_ends
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables import row_limit
@@ -493,10 +493,8 @@ def after_power_cut(shard: Shard) -> Shard:
     directory = writer.directory.with_name("after power cut")
     shutil.copytree(writer.directory, directory)
     segment = last_segment(directory, 0)
-    data, offset = memoryview(segment.read_bytes()), HEADER_BYTES
-    while not isinstance(head := find_record(data, offset), str) and head.lsn <= writer.durable_lsn:
-        offset += head.end
-    os.truncate(segment, offset)
+    ends = [end for head, end in record_ends(memoryview(segment.read_bytes())) if head.lsn <= writer.durable_lsn]
+    os.truncate(segment, ends[-1])
     return logged_shard(directory)
 
 

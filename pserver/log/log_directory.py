@@ -1,0 +1,90 @@
+"""The directory of the log of one shard: its names, its segments, and the lock of those who change them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleet_sparse.errors import LeaseLost
+
+from .log_format import HEADER_BYTES, SegmentHeader, is_segment
+
+_LOCK = "LOCK"
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keeps other processes, and other threads of this one, from changing the files of a log, without those of appends.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def exclusive(directory: Path, generation: int) -> Iterator[None]:
+    """Keeps others from changing the files of a log, as `locked`, for the process with the newest lease.
+
+    Raises:
+        LeaseLost: A process with a larger generation has begun to write the log.
+        OSError: The system refuses.
+    """
+    with locked(directory):
+        if generation < (newest := newest_generation(directory)):
+            raise lease_lost(directory, newest, generation)
+        yield
+
+
+def lease_lost(directory: Path, newest: int, generation: int) -> LeaseLost:
+    """Returns the error of a process with a generation that is not the newest one of a log."""
+    return LeaseLost(
+        f"log {str(directory)!r}: a pserver with generation {newest} writes it, this one has {generation}. Give "
+        "all pservers of a shard the same FLEET_SPARSE_COORDINATOR"
+    )
+
+
+def newest_generation(directory: Path) -> int:
+    """Returns the generation of the last segment of a log; 0 without one.
+
+    Raises:
+        LogCorrupt: Its header is wrong.
+    """
+    if not directory.exists():
+        return 0
+    newest = max((path for path in directory.iterdir() if is_segment(path.name)), default=None)
+    try:
+        return 0 if newest is None else read_header(newest).generation
+    except FileNotFoundError:  # the job has ended meanwhile
+        return 0
+
+
+def read_header(path: Path) -> SegmentHeader:
+    """Returns the header of a segment.
+
+    Raises:
+        LogCorrupt: Bytes are wrong.
+    """
+    with path.open("rb") as file:
+        return SegmentHeader.parse(file.read(HEADER_BYTES), str(path))
+
+
+def sync_names(directory: Path) -> None:
+    """Makes the names in a directory durable.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
