@@ -124,10 +124,10 @@ def start_log(
         LeaseLost: A process with a larger generation has begun to write the log.
     """
     identity = identity_of(shard, settings.job_id)
-    directory.mkdir(parents=True, exist_ok=True)
+    LocalDirectory(directory.resolve()).make()
     with locked(directory):
         _set_aside_other(directory, identity)
-    directory.mkdir(parents=True, exist_ok=True)
+    LocalDirectory(directory.resolve()).make()
     with locked(directory):
         replayed = _continue_log(shard, directory, identity, settings, generation, segment_bytes, on_progress)
     return replayed is not None and replayed.num_records > 0

@@ -1,4 +1,7 @@
-"""A pserver that dies at any storage call of its log or checkpoint continues with what it acked."""
+"""A pserver that dies at any storage call of its log or checkpoint continues with what it acked.
+
+If its machine loses power there, it continues with what was durable, and a prefix of the rest.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from fleet_sparse.pserver.admin.log_recovery import close_log, write_checkpoint
 from fleet_sparse.pserver.engine.shard import Shard
 from support.failpoints import AFTER, BEFORE, STORAGE_CALLS, TORN, Failpoint
 from support.logs import close, linked_save, logged_shard, recovered, state_of
+from support.power_loss import PowerLoss
 from support.shards import ADAM, CLIENT, SGD, FrameClient, push
 
 # The log's own thread ends with the process.
@@ -29,10 +33,11 @@ class Life:
 
     Attributes:
         num_acked: Pushes that were acked. Push k subtracts 1 from each row of a table, in SGD.
+        num_durable: Those of them that replies may have called durable.
     """
 
     def __init__(self, directory: Path, seed: int) -> None:
-        self.num_acked = 0
+        self.num_acked = self.num_durable = 0
         self._directory = directory
         self._random = random.Random(seed)
         self._shards: list[Shard] = []
@@ -42,7 +47,7 @@ class Life:
             shard = begun(self._directory)
             self._shards.append(shard)
             client = FrameClient(shard)
-            client.seq = self.num_acked
+            client.seq = self.num_durable = self.num_acked
             for _ in range(self._random.randint(2, 5)):
                 self._train(client)
                 self._begin_log(shard)
@@ -65,6 +70,7 @@ class Life:
             if self._random.random() < 0.2:
                 assert client.shard.log is not None
                 client.shard.log.writer.sync()
+            self.num_durable = client.shard.durable_push(CLIENT)
 
     def free(self) -> None:
         """Frees what a crash has left behind in this process. Its files are not looked at any more."""
@@ -87,12 +93,12 @@ def push_once(client: FrameClient[Shard]) -> None:
     assert client.push(push(SGD, IDS, grads), block).error is None
 
 
-def check_continues(directory: Path, num_acked: int) -> None:
-    """Checks that all acked pushes are applied, and the one after them once or not at all; then trains on."""
+def check_continues(directory: Path, num_kept: int, num_acked: int) -> None:
+    """Checks that a prefix of the pushes is applied, up to the one after those that were acked; then trains on."""
     shard = begun(directory)
     client = FrameClient(shard)
     client.seq = shard.ledger.applied(CLIENT)
-    assert client.seq in (num_acked, num_acked + 1)
+    assert num_kept <= client.seq <= num_acked + 1
     for _ in range(2):
         assert client.rows(SGD, *IDS.tolist()) == [[0.5 - client.seq, 0.5]] * len(IDS)
         assert shard.tables[ADAM.table_id].table.optimizer_step == client.seq
@@ -111,30 +117,43 @@ def counted_calls(directory: Path) -> Counter[str]:
     return failpoint.counts
 
 
-def crash(directory: Path, call: str, when: str, crash_number: int, num_calls: int) -> bool:
+def crash(
+    directory: Path, call: str, when: str, crash_number: int, num_calls: int, *, loses_power: bool = False
+) -> bool:
     """Lets one life end at a failpoint, and checks the next one; returns whether it was reached."""
     failpoint = Failpoint(call, random.Random(crash_number).randrange(num_calls), when)
     life = Life(directory / "log", crash_number)
     left = directory.with_name(f"{directory.name}-left")
     directory.mkdir()
+    disk = PowerLoss(directory)
     try:
-        failpoint.run(life.run, lambda: shutil.copytree(directory, left))
-        check_continues(left / "log", life.num_acked)
+        if loses_power:
+            with disk.watched():
+                failpoint.run(life.run, lambda: disk.lose(left, random.Random(crash_number)))
+            check_continues(left / "log", life.num_durable, life.num_acked)
+        else:
+            failpoint.run(life.run, lambda: shutil.copytree(directory, left))
+            check_continues(left / "log", life.num_acked, life.num_acked)
     finally:
         life.free()
+        disk.close()
     return failpoint.has_crashed
 
 
 @pytest.mark.guarantee("W1")
 @pytest.mark.guarantee("W2")
 @pytest.mark.parametrize(("call", "when"), POINTS)
+@pytest.mark.parametrize("loses_power", [False, True], ids=["killed", "without power"])
 @pytest.mark.parametrize("num_crashes", [3, pytest.param(NUM_CRASHES, marks=pytest.mark.slow)])
 def test_crash_at_a_storage_call_loses_and_doubles_nothing(
-    tmp_path: Path, call: str, when: str, num_crashes: int
+    tmp_path: Path, call: str, when: str, num_crashes: int, *, loses_power: bool
 ) -> None:
     num_calls = counted_calls(tmp_path / "counted")[call]
     assert num_calls > 0
-    crashes = [crash(tmp_path / str(number), call, when, number, num_calls) for number in range(num_crashes)]
+    crashes = [
+        crash(tmp_path / str(number), call, when, number, num_calls, loses_power=loses_power)
+        for number in range(num_crashes)
+    ]
     assert any(crashes) or num_crashes < NUM_CRASHES  # the log's own thread makes some calls more or less often
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import random
 from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.log.log_format import HEADER_BYTES, record_ends
-from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.net.protocol import deferred_reply
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
@@ -28,6 +26,7 @@ from fleet_sparse.wire.frame_format import PUSHES, Action, Block, Frame, Op
 from fleet_sparse.worker.net.request import Request
 from fleet_sparse.worker.net.shard_link import ClientIdentity, Outcome, Registration, ShardLink
 from support.logs import close, logged_shard, state_of
+from support.power_loss import PowerLoss
 from support.shards import CLUSTER, answer, assign, floats, pull, push
 
 NUM_STEPS = 9
@@ -120,8 +119,10 @@ class World:
         self._durability = durability
         self._held: list[tuple[int, Frame]] = []  # with the worker
         self._num_cuts = 0
+        self._disks = ExitStack()
+        self._disk = self._new_disk(directory)
         self.now = 0.0
-        self.shard = self._begin(directory / "0")
+        self.shard = self._begin()
         self.trainers = [Trainer(index, clips=clips) for index in range(2)]
         mode = Mode(SYNC)
         for each in self.trainers:
@@ -165,24 +166,29 @@ class World:
         for worker, reply in held:
             self._receive(worker, reply)
 
-    def lose_power(self, share: float) -> None:
-        """Cuts the log somewhere behind what is durable, and starts the pserver again."""
-        assert self.shard.log is not None
-        writer = self.shard.log.writer
-        durable, former = writer.durable_lsn, self.shard
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        close(self.shard)
+        self._disks.close()
+
+    def lose_power(self, seed: int) -> None:
+        """Ends the pserver with its machine, and starts it again on what is left of its disk."""
+        former, durable = self.shard, [self.shard.durable_push(each.client_id) for each in self.trainers]
         self._num_cuts += 1
-        directory = self._directory / str(self._num_cuts)
-        shutil.copytree(writer.directory, directory)
-        path = LogReader(directory).paths[-1]
-        os.truncate(path, cut_of(path, durable, share))
+        directory = self._directory.with_name(f"{self._directory.name}-{self._num_cuts}")
+        self._disk.lose(directory, random.Random(seed))
+        self._disks.close()
         close(former)
+        self._disk = self._new_disk(directory)
         self._held.clear()
-        self.shard = self._begin(directory)
-        for each, link in zip(self.trainers, self.links, strict=True):
+        self.shard = self._begin()
+        for each, link, push_seq in zip(self.trainers, self.links, durable, strict=True):
             self.frames[each.index].clear()
             resumption = link.expect(self.shard.incarnation)
             restored = self.shard.ledger.applied(each.client_id)
-            assert resumption.push_seq <= restored
+            assert resumption.push_seq <= push_seq <= restored
             self.shard.join(each.index, 2, each.client_id, Mode(SYNC), begins_job=False)
             self.shard.resume_worker(each.index, each.client_id, resumption.push_seq, resumption.step)
             self.sync()
@@ -199,12 +205,17 @@ class World:
             if all(each.is_done for each in self.trainers) and not any(link.outstanding for link in self.links):
                 break
         assert all(each.is_done for each in self.trainers)
-        state = state_of(self.shard)
-        close(self.shard)
-        return state
+        return state_of(self.shard)
 
-    def _begin(self, directory: Path) -> Shard:
-        return logged_shard(directory, *TABLES, *ARRAYS, segment_bytes=1 << 15, durability=self._durability)
+    def _new_disk(self, directory: Path) -> PowerLoss:
+        disk = PowerLoss(directory)
+        self._disks.enter_context(disk.watched())
+        self._disks.callback(disk.close)
+        self._root = directory
+        return disk
+
+    def _begin(self) -> Shard:
+        return logged_shard(self._root / "log", *TABLES, *ARRAYS, segment_bytes=1 << 15, durability=self._durability)
 
     def _registration(self, restored_seq: int) -> Registration:
         return Registration(
@@ -232,29 +243,22 @@ class World:
         self.frames[worker] += self.links[worker].poll(self.now).requests
 
 
-def cut_of(path: Path, durable_lsn: int, share: float) -> int:
-    """Returns where the segment is cut: between two records behind the durable ones."""
-    offsets: list[int] = [HEADER_BYTES]
-    for head, end in record_ends(memoryview(path.read_bytes())):
-        if head.lsn <= durable_lsn:
-            offsets.clear()
-        offsets.append(end)
-    return offsets[int(share * len(offsets))]
-
-
+LOSS = 1000
+"""From this number on an event is the seed of a loss of power."""
 EVENTS = st.lists(
     st.one_of(
         st.sampled_from([0, 1]),
         st.lists(st.sampled_from([0, 1]), min_size=10, max_size=40),
         st.just("sync"),
-        st.floats(0.0, 0.99),
+        st.integers(LOSS),
     ),
     max_size=40,
 )
 
 
 def undisturbed(directory: Path, *, clips: bool) -> dict[str, Any]:
-    return World(directory, clips=clips).finish()
+    with World(directory, clips=clips) as world:
+        return world.finish()
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["one phase", "two phases"])
@@ -277,13 +281,13 @@ def test_power_cuts_of_sync_steps_change_no_bit(
     tmp_path_factory: pytest.TempPathFactory, expected: Any, durability: str, events: list[Any]
 ) -> None:
     clips, state = expected
-    world = World(tmp_path_factory.mktemp("cut"), clips=clips, durability=durability)
-    for event in events:
-        if event == "sync":
-            world.sync()
-        elif isinstance(event, float):
-            world.lose_power(event)
-        else:
-            for worker in event if isinstance(event, list) else [event]:
-                world.serve(worker)
-    assert world.finish() == state
+    with World(tmp_path_factory.mktemp("cut"), clips=clips, durability=durability) as world:
+        for event in events:
+            if event == "sync":
+                world.sync()
+            elif isinstance(event, int) and event >= LOSS:
+                world.lose_power(event)
+            else:
+                for worker in event if isinstance(event, list) else [event]:
+                    world.serve(worker)
+        assert world.finish() == state
