@@ -124,10 +124,12 @@ def start_log(
         LeaseLost: A process with a larger generation has begun to write the log.
     """
     identity = identity_of(shard, settings.job_id)
-    LocalDirectory(directory.resolve()).make()
+    where = LocalDirectory(directory.resolve())
+    where.make()
     with locked(directory):
         _set_aside_other(directory, identity)
-    LocalDirectory(directory.resolve()).make()
+    where.make()
+    where.parent().sync()  # a process may have ended between making and syncing it
     with locked(directory):
         replayed = _continue_log(shard, directory, identity, settings, generation, segment_bytes, on_progress)
     return replayed is not None and replayed.num_records > 0

@@ -144,6 +144,16 @@ class Job:
 
     # Pushes
 
+    @property
+    def staged_bytes(self) -> int:
+        """Size of the pushes that are staged."""
+        return sum(contribution.num_bytes for contribution in self._staged.values())
+
+    @property
+    def num_staged(self) -> int:
+        """Number of the pushes that are staged, each of one table."""
+        return sum(len(each.pushes) + len(each.changes) for each in self._staged.values())
+
     def find_fault(self, header: Header, worker: int, num_bytes: int) -> tuple[ErrorCode, str] | None:
         """Returns why a push of a step is refused; None if it is not."""
         if self.clock.has_left(worker):
@@ -161,7 +171,7 @@ class Job:
                 f"header: worker {worker} sends {header.op.name} in step {header.step}, which does not match what "
                 "other workers sent; the programs that workers run in one step should have the same grad_clip"
             )
-        staged = num_bytes + sum(contribution.num_bytes for contribution in self._staged.values())
+        staged = num_bytes + self.staged_bytes
         if self.is_sync and staged > self._max_staged_bytes:
             return ErrorCode.TOO_LARGE, (
                 f"step {header.step}: staged pushes have {staged} bytes, at most {self._max_staged_bytes} may be "

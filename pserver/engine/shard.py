@@ -40,6 +40,7 @@ from .validate import STEP_OPS, check_step, find_mutations, find_pulls
 if TYPE_CHECKING:
     from ..log.shard_log import ShardLog
 
+_FLOAT_BYTES = 4
 _GROWS = PUSHES - {Op.COMMIT, Op.LEAVE}
 """Ops that wait while the log has no room; the others complete what it has room for."""
 
@@ -324,7 +325,7 @@ class Shard:
         if verdict is Verdict.GAP:
             raise self._gap_before(header)
         is_new_push = verdict is Verdict.NEW
-        if is_new_push and self.log is not None and self.log.is_full and header.op in _GROWS:
+        if is_new_push and self.log is not None and header.op in _GROWS and not self._has_room(self.log, blocks):
             self.log.check_waits()
             self._waiting_for_room[client_id] = header
             return Reply(Op.WAIT, [], self.acked_push(header), self.complete_step)
@@ -393,7 +394,7 @@ class Shard:
             or (client_id not in self._jobs.pushing and not self._jobs.admits(client_id, Op.PUSH))
             or self.ledger.judge_push(client_id, header.push_seq) is not Verdict.NEW
             or self.ledger.has_staged(client_id)
-            or (self.log is not None and self.log.is_full)
+            or (self.log is not None and not self.log.has_room(frame.column_bytes, frame.num_blocks))
         ):
             return None
         push = self.plain_frames.check_push(frame, client_id)
@@ -407,6 +408,14 @@ class Shard:
         watermark = Watermark(client_id, header.client_epoch, header.push_seq)
         self.counters.num_pushed_rows += self.commit([watermark], [push])
         return Reply(Op.ACK, [], header.push_seq, 0)
+
+    def _has_room(self, log: ShardLog, blocks: Sequence[Block]) -> bool:
+        """Returns whether the log has room for the record of a push, or of the step that it completes."""
+        job = self._jobs.current
+        column_bytes, num_blocks = sum(map(_column_bytes, blocks)), len(blocks)
+        if job is None or not job.is_sync:
+            return log.has_room(column_bytes, num_blocks)
+        return log.has_room(column_bytes + job.staged_bytes, num_blocks + job.num_staged, job.num_workers)
 
     def commits_at_once(self) -> bool:
         """Returns whether the push of a step is a step of its own, whose scales are weights without an effect."""
@@ -663,3 +672,11 @@ class Shard:
             except Exception as error:
                 outcome = error
             self.deferred_replies.append(DeferredReply(header, outcome))
+
+
+def _column_bytes(block: Block) -> int:
+    """Returns the size of the columns of a pushed block in the log, where rows are FLOAT32."""
+    if block.rows is None:
+        return 0
+    columns = [*block.statistics.values(), *block.copies.values(), *([] if block.ids is None else [block.ids])]
+    return _FLOAT_BYTES * block.rows.size + sum(column.nbytes for column in columns)

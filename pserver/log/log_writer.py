@@ -65,8 +65,8 @@ class LogWriter:
         newest_lsn: Lsn of the newest record.
         durable_lsn: Lsn of the newest record that is known to be durable.
         num_bytes: Bytes of the records since the checkpoint that this pserver started from.
-        full_since: Monotonic time since when no segment can be allocated ahead because the disk has no room; None if
-            one is allocated.
+        full_since: Monotonic time since when no segment can be allocated ahead, or none for the record that `has_room`
+            was asked about, because the disk has no room; None if one is allocated.
         fault: Why the disk refused what was written; None if it did not. Nothing is appended any more, and `close` cuts
             off what is not known to be durable.
         on_change: Called, by any thread, when `durable_lsn` has grown, there is room again, or there is a fault.
@@ -101,6 +101,7 @@ class LogWriter:
         self._segment_bytes = segment_bytes
         self._next_path = directory / next_segment_name(generation)
         self._next: tuple[int, int] | None = None  # descriptor and length of the segment that is allocated ahead
+        self._next_bytes = segment_bytes  # length that it should have at least
         self._segment, self._offset, self._end = -1, 0, 0
         self._sync_at = 0  # offset from which on the segment ends soon
         self._appended = newest_lsn, 0  # newest lsn, and where its record ends; assigned at once
@@ -166,6 +167,23 @@ class LogWriter:
             self._sync_at = self._end + 1
             self.request_sync()
         return lsn
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Returns whether there is room for a record, in this segment or in one ahead that is made large enough.
+
+        Without room on the disk `full_since` is set until there is some.
+
+        Args:
+            num_bytes: Most bytes of the record behind its head.
+        """
+        if self.full_since is not None:
+            return False
+        if num_bytes + 2 * HEAD_BYTES <= self._end - self._offset:
+            return True
+        with self._lock:
+            self._next_bytes = max(self._segment_bytes, HEADER_BYTES + num_bytes + 2 * HEAD_BYTES)
+            self._allocate_ahead()
+        return self.full_since is None
 
     def check(self) -> None:
         """Checks that records can be appended.
@@ -247,11 +265,8 @@ class LogWriter:
         first_lsn, needed = self.newest_lsn + 1, HEADER_BYTES + num_bytes + HEAD_BYTES
         with self._lock:
             self.sync()
-            if self._next is None:
-                self._next = self._allocate(max(self._segment_bytes, needed))
-            elif self._next[1] < needed:
-                self._reserve(*self._next, needed)
-                self._next = self._next[0], needed
+            self._make_next(self._segment_bytes, needed)
+            assert self._next is not None, "it was made"
             segment, end = self._next
             header = SegmentHeader(self._identity, self._generation, first_lsn, self._newest_checksum)
             os.pwrite(segment, header.to_bytes(), 0)
@@ -345,7 +360,9 @@ class LogWriter:
             pause_s = max(sync_at - time.monotonic(), 0.0)
             with self._wanted:
                 if not (self._is_closed or self._is_sync_wanted):
-                    self._wanted.wait(pause_s if self._next is not None else min(pause_s, _MAX_WAIT_S))
+                    self._wanted.wait(
+                        min(pause_s, _MAX_WAIT_S) if self._next is None or self.full_since is not None else pause_s
+                    )
                 if self._is_closed:
                     return
                 is_due = self._is_sync_wanted or time.monotonic() >= sync_at
@@ -359,13 +376,12 @@ class LogWriter:
                 sync_at = time.monotonic() + self._sync_s
 
     def _allocate_ahead(self) -> None:
-        """Allocates the next segment, if there is none and room for it."""
+        """Allocates the next segment, or makes it longer, if it should be and there is room."""
         was_full = self.full_since is not None
         try:
             with self._lock:
-                if self._next is None:
-                    self._next = self._allocate(self._segment_bytes)
-                    self.full_since = None
+                self._make_next(self._next_bytes, self._next_bytes)
+                self._next_bytes, self.full_since = self._segment_bytes, None
         except LogFull as error:
             if self.full_since is None:
                 self.full_since = time.monotonic()
@@ -374,6 +390,14 @@ class LogWriter:
             _log.exception("%s: no segment could be allocated", self.directory)
         if was_full and self.full_since is None:
             self.on_change()
+
+    def _make_next(self, num_bytes: int, needed_bytes: int) -> None:
+        """Makes the next segment as long as it is needed; with `num_bytes` at least if there is none."""
+        if self._next is None:
+            self._next = self._allocate(max(num_bytes, needed_bytes))
+        elif self._next[1] < needed_bytes:
+            self._reserve(*self._next, needed_bytes)
+            self._next = self._next[0], needed_bytes
 
     def _allocate(self, num_bytes: int) -> tuple[int, int]:
         """Returns a new segment without content, and its length. None is allocated ahead yet."""

@@ -20,6 +20,7 @@ from fleet_sparse.errors import ErrorCode, LogFailed, LogFull
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import (
+    BLOCK_BYTES,
     HEADER_BYTES,
     MAX_BLOCKS,
     STATISTICS_COLUMNS,
@@ -40,10 +41,13 @@ from ..engine.table_map import TableMap
 from ..refusal import Refusal
 from ..tables.mutations import Assignment, Change, CopyMutation, DayEnd, Mutation, Push, Replacement, Shrink
 from .control_state import KIND_OF, ControlChange, ControlState, encoded_change
-from .log_format import Kind, pack_marks, padded
+from .log_format import MARK_BYTES, Kind, pack_marks, padded
 from .log_writer import LogWriter
 
 _log = logging.getLogger(__name__)
+
+_MAX_BLOCK_BYTES = BLOCK_BYTES + 8 * 8
+"""Entry of a block, and the padding of its columns."""
 
 
 class ShardLog:
@@ -240,6 +244,16 @@ class ShardLog:
     def is_full(self) -> bool:
         """True if a new push should wait, because the disk has no room for the next segment."""
         return self.writer.full_since is not None
+
+    def has_room(self, column_bytes: int, num_blocks: int, num_marks: int = 1) -> bool:
+        """Returns whether a new push need not wait for room.
+
+        Args:
+            column_bytes: Most bytes of the columns of its record.
+            num_blocks: Most blocks of the record.
+            num_marks: Most marks of the record.
+        """
+        return self.writer.has_room(column_bytes + _MAX_BLOCK_BYTES * num_blocks + MARK_BYTES * num_marks)
 
     def check_waits(self) -> None:
         """Checks that a push may wait for room.

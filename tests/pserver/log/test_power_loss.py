@@ -182,6 +182,22 @@ def all_left(disk: PowerLoss, directory: Path) -> list[list[bytes]]:
     return found
 
 
+@pytest.mark.guarantee("F4")
+def test_a_log_whose_first_start_ended_early_has_a_durable_name(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    disk, directory = PowerLoss(tmp_path / "disk"), tmp_path / "disk" / "log"
+    with disk.watched():
+        Failpoint("mkdir", 0, AFTER).run(partial(logged_shard, directory), disk.kill)
+        shard = logged_shard(directory, SGD)
+        assert FrameClient(shard).push(push(SGD, np.arange(3), np.ones((3, 2), np.float32))).error is None
+        assert shard.log is not None
+        shard.log.writer.sync()
+        found = all_left(disk, directory)
+    assert [len(bodies) for bodies in found] == [2]
+    close(shard)
+    disk.close()
+
+
 @pytest.mark.guarantee("W4")
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_segment_of_a_start_follows_durable_names(directory: Path, number: int) -> None:

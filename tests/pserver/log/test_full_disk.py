@@ -1,0 +1,125 @@
+"""A push whose record is larger than the segment ahead waits for room on a full disk, as all pushes do then."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleet_sparse.core.mode import SYNC, Mode
+from fleet_sparse.errors import ErrorCode
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.log.log_format import next_segment_name
+from fleet_sparse.pserver.log.log_writer import LogWriter
+from fleet_sparse.wire.frame_format import Block, Op
+from support.logs import StraightClient, close, logged_shard
+from support.shards import CLIENT, SGD, FrameClient, code_of, floats, ids_of, push
+from support.steps import Worker, join
+
+SEGMENT_BYTES = 4096
+
+pytestmark = pytest.mark.guarantee("W6")
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def writer_of(shard: Shard) -> LogWriter:
+    assert shard.log is not None
+    return shard.log.writer
+
+
+def rows_of(first_id: int, count: int) -> Block:
+    """A push of 16 bytes a row."""
+    return push(SGD, np.arange(first_id, first_id + count), np.ones((count, 2), np.float32))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A disk that is full while `num_bytes`, the longest file for which it has room, is 0."""
+
+    class Disk:
+        num_bytes = 1 << 30
+
+        def allocate(self, file: int, offset: int, length: int) -> None:
+            if length > self.num_bytes:
+                raise OSError(errno.ENOSPC, "no space")
+            allocate(file, offset, length)
+
+    allocate, made = os.posix_fallocate, Disk()
+    monkeypatch.setattr(os, "posix_fallocate", made.allocate)
+    return made
+
+
+@pytest.fixture
+def shard(tmp_path: Path, disk: Any) -> Iterator[Shard]:
+    """A shard on a full disk, with a segment ahead."""
+    made = logged_shard(tmp_path / "log", SGD, segment_bytes=SEGMENT_BYTES, log_sync_s=0.01)
+    ahead = tmp_path / "log" / next_segment_name(1)
+    wait_until(lambda: ahead.exists() and ahead.stat().st_size == SEGMENT_BYTES)
+    disk.num_bytes = 0
+    yield made
+    close(made)
+
+
+@pytest.mark.parametrize("client_of", [FrameClient, StraightClient])
+def test_a_push_larger_than_the_segment_ahead_waits_until_there_is_room(
+    shard: Shard, disk: Any, client_of: Callable[[Shard], FrameClient[Shard]]
+) -> None:
+    client, other = client_of(shard), FrameClient(shard, b"another client..")
+    assert client.push(rows_of(0, 600)).header.op is Op.WAIT
+    assert shard.log is not None
+    assert shard.log.is_full
+    assert other.push(rows_of(0, 1)).header.op is Op.WAIT
+    assert other.rows(SGD, 1) == [[0.5, 0.5]]
+    disk.num_bytes = 1 << 20
+    wait_until(lambda: writer_of(shard).full_since is None)
+    shard.end_waits_for_room()
+    codes = {reply.header.client_id: reply.outcome.error.code for reply in shard.take_deferred_replies()}  # type: ignore[union-attr]
+    assert codes == {CLIENT: ErrorCode.GAP, b"another client..": ErrorCode.GAP}
+    client.seq = 0
+    assert client.push(rows_of(0, 600)).header.op is Op.ACK
+    assert client.rows(SGD, 0, 599) == [[-0.5, -0.5]] * 2
+
+
+def test_a_push_that_waits_too_long_is_refused(shard: Shard) -> None:
+    assert shard.log is not None
+    client = FrameClient(shard)
+    assert client.push(rows_of(0, 600)).header.op is Op.WAIT
+    shard.log._failover_s = 0.0
+    client.seq = 0
+    assert code_of(client.push(rows_of(0, 600))) is ErrorCode.LOG_FULL
+
+
+def test_a_merged_step_larger_than_the_segment_ahead_waits_and_does_not_fail(shard: Shard, disk: Any) -> None:
+    workers = [Worker(shard, index) for index in range(2)]
+    for worker in workers:
+        join(worker, 2, Mode(SYNC), begins_job=worker.index == 0)
+    workers[0].push(rows_of(0, 200))
+    waiting = workers[1].frame(Op.PUSH, rows_of(1000, 200))
+    client = FrameClient(shard, workers[1].client_id)
+    numbers = {"push_seq": waiting.header.push_seq, "step": waiting.header.step}
+    assert client.ask(Op.PUSH, *waiting.blocks, **numbers).header.op is Op.WAIT
+    assert shard.job is not None
+    assert (shard.job.failure, shard.complete_step) == (None, 0)
+    disk.num_bytes = 1 << 20
+    wait_until(lambda: writer_of(shard).full_since is None)
+    assert code_of(client.ask(Op.PUSH, *waiting.blocks, **numbers)) is None
+    assert (shard.job.failure, shard.complete_step) == (None, 1)
+    assert client.rows(SGD, 0, 1199) == [[0.0, 0.0]] * 2
+
+
+def test_a_small_push_goes_on_in_the_segment_ahead(shard: Shard) -> None:
+    client = FrameClient(shard)
+    for _ in range(3):
+        assert client.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).header.op is Op.ACK
