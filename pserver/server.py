@@ -42,7 +42,7 @@ from .engine.shard import Shard
 from .lease.choice import open_coordinator
 from .lease.directory import LEASES
 from .lease.lease import Lease, take_lease
-from .log.log_directory import newest_generation
+from .log.log_directory import newest_readable_header
 from .net.data_plane import DataPlane
 from .net.streams import Streams
 from .read_only import content as read_only_content
@@ -316,7 +316,6 @@ def lease_of(options: Options, settings: Settings) -> Lease | None:
     Raises:
         SettingError: The coordinator cannot be reached, or the system refuses the directory of the log; or as
             `open_coordinator` and `take_lease`.
-        LogCorrupt: The newest segment of the log is wrong.
     """
     has_log = settings.durability in LOGGED
     if not has_log and not settings.coordinator:
@@ -326,7 +325,8 @@ def lease_of(options: Options, settings: Settings) -> Lease | None:
     try:
         if has_log:
             log = log_directory(dataclasses.replace(settings, job_id=job), options.shard, options.num_shards)
-            directory, newest = log.parent / LEASES, newest_generation(log)
+            directory, header = log.parent / LEASES, newest_readable_header(log)
+            newest = 0 if header is None else header.generation
         coordinator = open_coordinator(settings.coordinator, directory, job, ttl_s=settings.lease_s)
         try:
             return take_lease(coordinator, name, settings.lease_s, job=job, after=newest, on_wait=options.note_progress)

@@ -1322,10 +1322,14 @@ def _failed_sync(where: Path) -> None:
     "snapshot, without this log",
 )
 def _changed_record(where: Path) -> None:
-    close(logged_shard(where / "log", SGD, ADAM))
+    shard = logged_shard(where / "log", SGD)
+    assert shard.log is not None
+    shard.log.writer.sync()
+    shard.add_table(ADAM, declared_by="worker 0")
+    close(shard)
     path = where / "log" / "00000000000000000001.fsl"
     content = bytearray(path.read_bytes())
-    content[100] ^= 1
+    content[150] ^= 1
     path.write_bytes(content)
     logged_shard(where / "log")
 

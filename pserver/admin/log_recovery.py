@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from ..log.checkpoint import (
     remove_abandoned,
     remove_superfluous,
 )
-from ..log.log_directory import lease_lost, locked
+from ..log.log_directory import lease_lost, locked, newest_readable_header
 from ..log.log_format import LogIdentity, corrupt, segment_name
 from ..log.log_reader import LogReader
 from ..log.log_writer import SEGMENT_BYTES, LogWriter
@@ -136,12 +137,14 @@ def start_log(
 
 
 def _set_aside_other(directory: Path, identity: LogIdentity) -> None:
-    """Renames the directory of a log of another job."""
-    opened = _open(directory)
-    if opened is not None and opened.reader.identity is not None and opened.reader.identity.job != identity.job:
-        aside = directory.with_name(f"{directory.name}.{opened.reader.identity.job:016x}")
-        _log.warning("%s: the log of another job is set aside as %s", directory, aside)
-        directory.rename(aside)
+    """Renames the directory of a log of another job, whatever else is wrong with it."""
+    header = newest_readable_header(directory)
+    if header is None or header.identity.job == identity.job:
+        return
+    suffixes = (f"{header.identity.job:016x}{again}" for again in chain([""], (f".{number}" for number in count(1))))
+    aside = next(path for each in suffixes if not (path := directory.with_name(f"{directory.name}.{each}")).exists())
+    _log.warning("%s: the log of another job is set aside as %s", directory, aside)
+    directory.rename(aside)
 
 
 def _continue_log(

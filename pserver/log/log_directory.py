@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fleet_sparse.errors import LeaseLost
+from fleet_sparse.errors import LeaseLost, LogCorrupt
 
 from .log_format import HEADER_BYTES, SegmentHeader, is_segment
 
@@ -65,6 +65,15 @@ def newest_generation(directory: Path) -> int:
         return 0 if newest is None else read_header(newest).generation
     except FileNotFoundError:  # the job has ended meanwhile
         return 0
+
+
+def newest_readable_header(directory: Path) -> SegmentHeader | None:
+    """Returns the header of the last segment of a log that has a right one; None without one."""
+    names = sorted(path.name for path in directory.iterdir() if is_segment(path.name)) if directory.exists() else []
+    for name in reversed(names):
+        with suppress(LogCorrupt, FileNotFoundError):
+            return read_header(directory / name)
+    return None
 
 
 def read_header(path: Path) -> SegmentHeader:

@@ -97,7 +97,8 @@ class LogReader:
         Raises:
             LogCorrupt: Bytes are wrong in another place than a torn end.
         """
-        for path, header, follower in zip(self.paths, self._headers, [*self._headers[1:], None], strict=True):
+        for index, (path, header) in enumerate(zip(self.paths, self._headers, strict=True)):
+            follower = self._headers[index + 1] if index + 1 < len(self._headers) else None
             yield from self._records_of(path, header, follower)
 
     def cut_off(self) -> None:

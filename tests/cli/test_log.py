@@ -34,6 +34,7 @@ def log(*arguments: Any, fails: int = 0) -> str:
     if isinstance(result.exception, FleetSparseError):
         raise result.exception
     assert result.exit_code == fails, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.output
 
 

@@ -19,7 +19,7 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.row_bound import NO_VERSION, RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import LogCorrupt, SettingError
-from fleet_sparse.pserver.admin.log_recovery import log_directory, start_log, write_checkpoint
+from fleet_sparse.pserver.admin.log_recovery import log_directory, recover, start_log, write_checkpoint
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
@@ -439,6 +439,45 @@ def test_a_log_of_another_job_is_set_aside(tmp_path: Path) -> None:
     other = logged_shard(tmp_path / "log", job_id="another job")
     assert list(other.tables) == []
     assert len(list(tmp_path.glob("log.*"))) == 1
+
+
+def test_logs_are_set_aside_again_and_again(tmp_path: Path) -> None:
+    for job in "ababab":
+        shard = logged_shard(tmp_path / "log", SGD, job_id=job)
+        assert shard.ledger.applied(CLIENT) == 0
+        FrameClient(shard).push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+        close(shard)
+    logs = [tmp_path / "log", *tmp_path.glob("log.*")]
+    assert len(logs) == 6
+    assert [recovered_pushes(each) for each in logs] == [1] * 6
+
+
+def recovered_pushes(directory: Path) -> int:
+    shard = make_shard()
+    recover(shard, directory)
+    return shard.ledger.applied(CLIENT)
+
+
+@pytest.mark.parametrize("name", ["00000000000000000001.fsl", CHECKPOINT])
+def test_a_damaged_log_of_another_job_is_set_aside(tmp_path: Path, name: str) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    FrameClient(shard).push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    shard.log.writer.begin_segment()  # type: ignore[union-attr]
+    close(shard)
+    (tmp_path / "log" / name).write_bytes(b"wrong")
+    with pytest.raises(LogCorrupt):
+        logged_shard(tmp_path / "log")
+    other = logged_shard(tmp_path / "log", job_id="another job")
+    assert (len(list(tmp_path.glob("log.*"))), list(other.tables)) == (1, [])
+    close(other)
+
+
+def test_a_log_of_an_unknown_job_is_refused(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    close(shard)
+    next((tmp_path / "log").glob("0*.fsl")).write_bytes(b"wrong")
+    with pytest.raises(LogCorrupt):
+        logged_shard(tmp_path / "log", job_id="another job")
 
 
 def test_a_log_of_other_pservers_is_refused(tmp_path: Path) -> None:
