@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import msgspec
 
-from fleet_sparse.errors import FleetSparseError, LogCorrupt, LogFull, SnapshotError
+from fleet_sparse.errors import FleetSparseError, LeaseLost, LogCorrupt, LogFull, SnapshotError
 from fleet_sparse.snapshot.checksum import Checksum
 from fleet_sparse.snapshot.directory import Directory, LocalDirectory
 from fleet_sparse.snapshot.manifest import ShardFile
@@ -108,7 +108,7 @@ class CheckpointLink:
     def drop(self) -> None:
         """Removes the link of a save that failed. A failure does not matter: the next start removes it."""
         if self._first_lsn is not None:
-            with suppress(LogCorrupt, OSError):
+            with suppress(LeaseLost, LogCorrupt, OSError), self._log.writer.exclusive():
                 remove_abandoned(self._log.writer.directory, self._first_lsn)
 
 

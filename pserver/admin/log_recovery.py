@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from fleet_sparse.core.placement import num_row_shards_of
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import LeaseLost, LogFull, SettingError
+from fleet_sparse.errors import LeaseLost, LogCorrupt, LogFull, SettingError
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import LocalDirectory, is_url
 
@@ -34,7 +34,7 @@ from ..log.checkpoint import (
     remove_abandoned,
     remove_superfluous,
 )
-from ..log.log_directory import lease_lost, locked, newest_readable_header
+from ..log.log_directory import lease_lost, locked, newest_readable_header, sync_names
 from ..log.log_format import LogIdentity, corrupt, segment_name
 from ..log.log_reader import LogReader
 from ..log.log_writer import SEGMENT_BYTES, LogWriter
@@ -161,6 +161,7 @@ def _continue_log(
     newest = 0 if opened is None else opened.reader.generation
     if 0 < generation <= newest:
         raise lease_lost(directory, newest, generation)
+    _remove_ended(directory)  # a crash may have left it
     if opened is not None:
         replayed = _fill(shard, opened, identity, on_progress)
         if opened.reader.torn is not None:
@@ -257,7 +258,8 @@ def finish_checkpoint(
         with shard.log.writer.exclusive():
             adopt_checkpoint(directory, Checkpoint(first_lsn, file))
     except Exception:
-        remove_abandoned(directory, first_lsn)
+        with suppress(LeaseLost, LogCorrupt, OSError), shard.log.writer.exclusive():
+            remove_abandoned(directory, first_lsn)
         raise
 
 
@@ -280,11 +282,21 @@ def close_log(log: ShardLog) -> None:
     log.writer.close()
     if log.is_finished:
         directory = log.writer.directory
-        ended = directory.with_name(f"{directory.name}.ended")
-        shutil.rmtree(ended, ignore_errors=True)
         with suppress(OSError, LeaseLost), log.writer.exclusive():
-            directory.rename(ended)  # in one step: nothing continues from a part of a log
-        shutil.rmtree(ended, ignore_errors=True)
+            _remove_ended(directory)
+            directory.rename(_ended(directory))  # in one step: nothing continues from a part of a log
+            sync_names(directory.parent)
+            _remove_ended(directory)
+
+
+def _ended(directory: Path) -> Path:
+    """Returns the name of the directory of a log whose job has ended, while it is removed."""
+    return directory.with_name(f"{directory.name}.ended")
+
+
+def _remove_ended(directory: Path) -> None:
+    """Removes what is left of a log whose job has ended."""
+    shutil.rmtree(_ended(directory), ignore_errors=True)
 
 
 class _Opened(NamedTuple):

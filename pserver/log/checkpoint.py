@@ -134,7 +134,13 @@ def remove_superfluous(directory: Path, checkpoint: Checkpoint | None) -> None:
 
 
 def remove_abandoned(directory: Path, first_lsn: int) -> None:
-    """Removes the rows file of a checkpoint that failed, as far as the system allows, unless it was adopted."""
+    """Removes the rows file of a checkpoint that failed, as far as the system allows, unless it was adopted.
+
+    The caller keeps others from changing the files.
+
+    Raises:
+        LogCorrupt: As `read_checkpoint`.
+    """
     adopted = read_checkpoint(directory)
     if adopted is None or adopted.first_lsn != first_lsn:
         shutil.rmtree(directory / checkpoint_name(first_lsn), ignore_errors=True)

@@ -9,6 +9,7 @@ import random
 import shutil
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -160,10 +161,12 @@ def test_crash_at_a_storage_call_loses_and_doubles_nothing(
 @pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 @pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("seed", [None, *range(4)])
 def test_crash_at_the_end_of_a_job_leaves_a_whole_log_or_none(
-    tmp_path: Path, call: str, when: str, number: int
+    tmp_path: Path, call: str, when: str, number: int, seed: int | None
 ) -> None:
     directory, left = tmp_path / "job" / "log", tmp_path / "left"
+    (tmp_path / "job").mkdir()
     shard = begun(directory)
     client = FrameClient(shard)
     push_once(client)
@@ -172,8 +175,16 @@ def test_crash_at_the_end_of_a_job_leaves_a_whole_log_or_none(
     log = shard.log
     assert log is not None
     log.is_finished = True
-    Failpoint(call, number, when).run(lambda: close_log(log), lambda: shutil.copytree(tmp_path / "job", left))
+    log.writer.sync()
+    disk = PowerLoss(tmp_path / "job")
+    with disk.watched():
+        look = partial(
+            *(shutil.copytree, tmp_path / "job", left) if seed is None else (disk.lose, left, random.Random(seed))
+        )
+        Failpoint(call, number, when).run(lambda: close_log(log), look)
     shard.close()
+    disk.close()
     again = begun(left / "log")
     assert again.ledger.applied(CLIENT) in (0, 2)
+    assert sorted(path.name for path in left.iterdir()) == ["log"]
     close(again)

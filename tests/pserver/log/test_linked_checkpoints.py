@@ -31,7 +31,7 @@ from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.log.log_writer import LogWriter
 from fleet_sparse.pserver.tables.mutations import DayEnd
 from fleet_sparse.snapshot.checksum import Checksum
-from fleet_sparse.snapshot.directory import directory_at
+from fleet_sparse.snapshot.directory import LocalDirectory, directory_at
 from fleet_sparse.snapshot.manifest import ShardFile
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frame_format import Action, Block, Op
@@ -363,6 +363,33 @@ def test_no_room_for_the_segment_of_a_save_leaves_the_save(tmp_path: Path, monke
     monkeypatch.setattr(LogWriter, "begin_segment", fill)
     assert saved(held) == "000001-full"
     assert checkpoint_of(held.shard) is None
+
+
+@pytest.mark.guarantee("W11")
+def test_a_pserver_that_lost_its_lease_removes_no_file(tmp_path: Path) -> None:
+    former = logged_shard(tmp_path / "log", SGD)
+    target = LocalDirectory(tmp_path / "model")
+    target.make()
+    save = Save(former, "x", base=None, is_logged=True)
+    link = link_of(former, save, target)
+    assert link is not None
+    assert link.cut()
+    file = save.write(target, at_once)
+    later = logged_shard(tmp_path / "log")
+    link.link(file)  # as the later one may do at the same lsn
+    (path,) = (tmp_path / "log").glob("checkpoint-*/*")
+    link.drop()
+    assert path.exists()
+    save.end(None)
+    for each in (former, later):
+        close(each)
+
+
+def test_a_start_removes_what_the_end_of_a_job_left(tmp_path: Path) -> None:
+    (tmp_path / "log.ended" / "checkpoint-7").mkdir(parents=True)
+    (tmp_path / "log.ended" / "00000000000000000007.fsl").touch()
+    close(logged_shard(tmp_path / "log", SGD))
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 def test_a_restart_removes_what_crashes_left_of_checkpoints(tmp_path: Path) -> None:
