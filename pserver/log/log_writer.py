@@ -1,9 +1,8 @@
-"""LogWriter: appends records to the segments of a log, with a thread that allocates and syncs them."""
+"""LogWriter: appends records to the segments of a log, with a thread that syncs them and allocates the next one."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -23,22 +22,16 @@ from .log_format import (
     Kind,
     LogIdentity,
     SegmentHeader,
-    is_next_segment,
-    next_segment_name,
     pack_head,
-    segment_name,
 )
+from .segment_ahead import SegmentAhead
 
 _log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 256 << 20
-_SMALL_SEGMENT_BYTES = (1 << 20, 64 << 10)
-_BLOCK_BYTES = 512  # of `st_blocks`
-_READ_BYTES = 1 << 20
 _MAX_PARTS = 1000  # of one write; the system allows 1024
 _MAX_WAIT_S = 1.0
 """Longest time between two attempts to allocate a segment."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _LAST_SHARE = 16
 """A segment is synced when this part of it is left, so that the sync before the next one has little to write."""
 
@@ -99,9 +92,8 @@ class LogWriter:
         self._newest_checksum = newest_checksum
         self._sync_s = sync_s
         self._segment_bytes = segment_bytes
-        self._next_path = directory / next_segment_name(generation)
-        self._next: tuple[int, int] | None = None  # descriptor and length of the segment that is allocated ahead
-        self._next_bytes = segment_bytes  # length that it should have at least
+        self._ahead = SegmentAhead(directory, generation, segment_bytes)
+        self._needed_bytes = segment_bytes  # of the segment ahead
         self._segment, self._offset, self._end = -1, 0, 0
         self._sync_at = 0  # offset from which on the segment ends soon
         self._appended = newest_lsn, 0  # newest lsn, and where its record ends; assigned at once
@@ -115,7 +107,7 @@ class LogWriter:
         self._lock = threading.RLock()
         self._wanted = threading.Condition()
         directory.mkdir(parents=True, exist_ok=True)
-        self._take_next_segment()
+        self._ahead.take()  # the names so far are durable before a segment follows that says so
         self._begin_at_start()
         self._thread = threading.Thread(target=self._run, name="fleet_sparse log", daemon=True)
         self._thread.start()
@@ -181,7 +173,7 @@ class LogWriter:
         if num_bytes + 2 * HEAD_BYTES <= self._end - self._offset:
             return True
         with self._lock:
-            self._next_bytes = max(self._segment_bytes, HEADER_BYTES + num_bytes + 2 * HEAD_BYTES)
+            self._needed_bytes = max(self._segment_bytes, HEADER_BYTES + num_bytes + 2 * HEAD_BYTES)
             self._allocate_ahead()
         return self.full_since is None
 
@@ -226,21 +218,6 @@ class LogWriter:
         with exclusive(self.directory, self._generation):
             yield
 
-    def _take_next_segment(self) -> None:
-        """Takes the segment that a writer before had allocated ahead: on a full disk there is no other."""
-        for path in list(self.directory.iterdir()):
-            if not is_next_segment(path.name):
-                continue
-            state = path.stat()
-            is_large = self._segment_bytes <= state.st_size <= state.st_blocks * _BLOCK_BYTES
-            if self._next is None and is_large and _is_empty(path):
-                path.rename(self._next_path)
-                self._next = os.open(self._next_path, os.O_RDWR | os.O_CLOEXEC), state.st_size
-            else:
-                path.unlink()
-        # The names so far are durable before a segment follows that says so.
-        sync_names(self.directory)
-
     def _begin_at_start(self) -> None:
         try:
             self._begin_segment(0)
@@ -248,33 +225,23 @@ class LogWriter:
             if not self.newest_lsn:
                 raise
             # Pushes wait, but workers cannot even pull before their registrations are in the log.
-            self._next = self._allocate_small()
+            self._ahead.allocate_small()
             self._begin_segment(0)
             self.full_since = time.monotonic()
             _log.warning("%s. Pushes wait until there is room", error)
         sync_names(self.directory)
         self._is_name_durable = True
 
-    def _allocate_small(self) -> tuple[int, int]:
-        for num_bytes in _SMALL_SEGMENT_BYTES[:-1]:
-            with contextlib.suppress(LogFull):
-                return self._allocate(num_bytes)
-        return self._allocate(_SMALL_SEGMENT_BYTES[-1])
-
     def _begin_segment(self, num_bytes: int) -> int:
         first_lsn, needed = self.newest_lsn + 1, HEADER_BYTES + num_bytes + HEAD_BYTES
         with self._lock:
             self.sync()
-            self._make_next(self._segment_bytes, needed)
-            assert self._next is not None, "it was made"
-            segment, end = self._next
+            self._ahead.allocate(needed)
             header = SegmentHeader(self._identity, self._generation, first_lsn, self._newest_checksum)
-            os.pwrite(segment, header.to_bytes(), 0)
-            os.fdatasync(segment)
-            os.rename(self._next_path, self.directory / segment_name(first_lsn))
+            segment, end = self._ahead.begin(header)
             if self._segment >= 0:
                 self._ended.append((self._segment, self._offset))
-            self._segment, self._next = segment, None
+            self._segment = segment
             self._offset, self._end, self._sync_at = HEADER_BYTES, end, end - end // _LAST_SHARE
             self._appended, self._valid_end = (self.newest_lsn, HEADER_BYTES), HEADER_BYTES
             self._is_name_durable = False
@@ -329,10 +296,7 @@ class LogWriter:
             except LogFailed:
                 self._cut_off()
             self._close_ended()
-            if self._next is not None:
-                os.close(self._next[0])
-                with contextlib.suppress(OSError):
-                    os.unlink(self._next_path)
+            self._ahead.close()
             os.close(self._segment)
 
     def _cut_off(self) -> None:
@@ -360,9 +324,8 @@ class LogWriter:
             pause_s = max(sync_at - time.monotonic(), 0.0)
             with self._wanted:
                 if not (self._is_closed or self._is_sync_wanted):
-                    self._wanted.wait(
-                        min(pause_s, _MAX_WAIT_S) if self._next is None or self.full_since is not None else pause_s
-                    )
+                    lacks_room = not self._ahead.is_there or self.full_since is not None
+                    self._wanted.wait(min(pause_s, _MAX_WAIT_S) if lacks_room else pause_s)
                 if self._is_closed:
                     return
                 is_due = self._is_sync_wanted or time.monotonic() >= sync_at
@@ -380,8 +343,8 @@ class LogWriter:
         was_full = self.full_since is not None
         try:
             with self._lock:
-                self._make_next(self._next_bytes, self._next_bytes)
-                self._next_bytes, self.full_since = self._segment_bytes, None
+                self._ahead.allocate(self._needed_bytes)
+                self._needed_bytes, self.full_since = self._segment_bytes, None
         except LogFull as error:
             if self.full_since is None:
                 self.full_since = time.monotonic()
@@ -390,41 +353,6 @@ class LogWriter:
             _log.exception("%s: no segment could be allocated", self.directory)
         if was_full and self.full_since is None:
             self.on_change()
-
-    def _make_next(self, num_bytes: int, needed_bytes: int) -> None:
-        """Makes the next segment as long as it is needed; with `num_bytes` at least if there is none."""
-        if self._next is None:
-            self._next = self._allocate(max(num_bytes, needed_bytes))
-        elif self._next[1] < needed_bytes:
-            self._reserve(*self._next, needed_bytes)
-            self._next = self._next[0], needed_bytes
-
-    def _allocate(self, num_bytes: int) -> tuple[int, int]:
-        """Returns a new segment without content, and its length. None is allocated ahead yet."""
-        with contextlib.suppress(FileNotFoundError):
-            self._next_path.unlink()  # what an attempt left that was interrupted
-        segment = os.open(self._next_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            self._reserve(segment, 0, num_bytes)
-            os.fdatasync(segment)  # so that later syncs write its records only
-        except (LogFull, OSError):
-            os.close(segment)
-            self._next_path.unlink()
-            raise
-        return segment, num_bytes
-
-    def _reserve(self, segment: int, former_bytes: int, num_bytes: int) -> None:
-        """Makes a segment longer, or leaves it as it is."""
-        try:
-            os.posix_fallocate(segment, 0, num_bytes)
-        except OSError as error:
-            os.ftruncate(segment, former_bytes)
-            if error.errno in _NO_ROOM:
-                raise LogFull(
-                    f"{self.directory}: the disk has no room for a segment of {num_bytes >> 20} MiB of the log. Free "
-                    "some, or set FLEET_SPARSE_LOG to another disk"
-                ) from error
-            raise
 
 
 def _write(file: int, parts: Sequence[Buffer], offset: int) -> None:
@@ -438,19 +366,6 @@ def _write(file: int, parts: Sequence[Buffer], offset: int) -> None:
                 num_written -= len(some.pop(0))
             if num_written:
                 some[0] = memoryview(some[0])[num_written:]
-
-
-def _is_empty(path: Path) -> bool:
-    """Returns whether a segment has only zeros behind its header.
-
-    One that had begun has its records, but not its name, if the machine lost power before the name was durable.
-    """
-    with path.open("rb") as file:
-        file.seek(HEADER_BYTES)
-        while part := file.read(_READ_BYTES):
-            if part.count(0) < len(part):
-                return False
-    return True
 
 
 def _ignore() -> None:

@@ -143,9 +143,7 @@ def machines() -> Iterator[list[Machine]]:
 @pytest.mark.parametrize(
     "seeds", [range(20), pytest.param(range(20, 600), marks=pytest.mark.slow)], ids=["few", "many"]
 )
-def test_a_loss_of_power_leaves_a_prefix_with_all_that_was_durable(
-    tmp_path: Path, machines: list[Machine], seeds: range
-) -> None:
+def test_a_loss_of_power_leaves_all_that_was_durable(tmp_path: Path, machines: list[Machine], seeds: range) -> None:
     for seed in seeds:
         directory = tmp_path / str(seed)
         directory.mkdir()
