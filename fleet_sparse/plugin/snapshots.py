@@ -171,7 +171,10 @@ class Snapshots:
             False if there is no snapshot.
 
         Raises:
-            SnapshotError: The snapshot cannot be read. Pservers keep what they hold; raised on worker 0 alone.
+            SnapshotError: The snapshot cannot be read, or a pserver cannot write it to the disk of its log: all
+                pservers keep what they hold. Or a pserver was started again just before it replaced what it holds: it
+                keeps that, while others may hold the snapshot. Load again. Raised on worker 0 alone.
+            LogFull: The log of a pserver has had no room; as a pserver that was started again.
             TableMismatch: The snapshot describes a table differently than this job. Likewise.
             FleetSparseError: A run that trains in another thread did not end in time.
         """

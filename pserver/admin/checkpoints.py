@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from fleet_sparse.errors import SnapshotError
 from fleet_sparse.snapshot.directory import Directory
 
 from ..engine.shard import Shard
@@ -78,18 +77,9 @@ class Checkpoints:
         if self._is_due or self._num_bytes(log) >= self._max_bytes:
             self._begin()
 
-    async def write(self) -> None:
-        """Returns when a checkpoint is durable that contains all changes so far; without a log at once.
-
-        Raises:
-            SnapshotError: It cannot be written.
-        """
-        if self._shard.log is None:
-            return
+    def note_load(self) -> None:
+        """A snapshot was loaded: a checkpoint is due, so that its file is not needed twice."""
         self._is_due = True
-        await self.give_up()
-        if not await asyncio.shield(self._begin().done):
-            raise SnapshotError("checkpoint: it could not be written. Look into the log of the pserver")
 
     async def give_up(self) -> None:
         """Returns when no checkpoint is under way."""
@@ -98,13 +88,15 @@ class Checkpoints:
             await asyncio.wait({running.done})
 
     async def link_of(self, save: Save, source: Directory) -> CheckpointLink | None:
-        """Returns the link for a save, as `checkpoint_link.link_of`, while no checkpoint is under way."""
-        return None if self._shard.log is None else await in_thread(link_of, self._shard, save, source)
+        """Returns the link for a save, as `checkpoint_link.link_of`, while no checkpoint is under way, nor held."""
+        if self._shard.log is None or self._num_holds:
+            return None
+        return await in_thread(link_of, self._shard, save, source)
 
     async def wait_if_overdue(self, save: Save, source: Directory) -> None:
         """Returns when no checkpoint is overdue, or one has just failed; at once for a save that becomes one."""
         log = self._shard.log
-        if log is None or self._num_bytes(log) < _OVERDUE * self._max_bytes:
+        if log is None or self._num_holds or self._num_bytes(log) < _OVERDUE * self._max_bytes:
             return
         if self._links and await self.link_of(save, source) is not None:
             return
@@ -130,7 +122,7 @@ class Checkpoints:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Keeps checkpoints from being under way."""
+        """Keeps checkpoints from being under way, and saves that begin from becoming one."""
         self._num_holds += 1
         try:
             await self.give_up()

@@ -21,8 +21,10 @@ from ..engine.shard import Shard
 from ..log.lineage import LineageChange, Lineages
 from .background import in_thread, task_of
 from .checkpoints import Checkpoints
+from .log_appends import LogAppends
 from .root import resolve_under
 from .snapshot_loader import Loaded, load
+from .staged_rows import StagedRows
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class _Staged:
         shard: The staging shard.
         given_up: Set to end the loading soon, with an error.
         filled: Ends when the staging shard is complete.
+        rows: Its rows file in the directory of the log; None before it is complete, and without a log.
         swapped: Ends when the staging shard has replaced the shard; None before that was requested.
         dropped: Ends when the staging shard is discarded; None before that.
     """
@@ -46,6 +49,7 @@ class _Staged:
     shard: Shard
     given_up: threading.Event = field(default_factory=threading.Event)
     filled: asyncio.Task[Loaded] | None = None
+    rows: StagedRows | None = None
     swapped: asyncio.Task[None] | None = None
     dropped: asyncio.Task[None] | None = None
 
@@ -56,23 +60,25 @@ class LoadService:
     Args:
         shard: Used only by tasks on the data thread.
         on_data_thread: Runs a task in the thread that owns the shard.
+        appends: Appends to the log of the shard.
         wait_for_no_save: Returns when no save is under way, or raises if one is that does not end; its argument names
             the operation in messages.
         root: Directory or URL under which snapshots lie.
         lineages: Snapshots of the job; loaded ones are added.
         on_snapshot: Called with the name of each snapshot that replaced the whole shard.
-        checkpoints: Checkpoints of the log, which has one of a loaded snapshot before its load is answered.
+        checkpoints: Checkpoints of the log.
         on_resumed: Called with the manifest of each snapshot from which the job continues.
 
     Attributes:
         num_kept: Number of loads into the running job that replaced the shard.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the parts of a pserver that a load needs
         self,
         shard: Shard,
         *,
         on_data_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        appends: LogAppends,
         wait_for_no_save: Callable[[str], Awaitable[None]],
         root: str,
         lineages: Lineages,
@@ -82,6 +88,7 @@ class LoadService:
     ) -> None:
         self._shard = shard
         self._on_data_thread = on_data_thread
+        self._appends = appends
         self._wait_for_no_save = wait_for_no_save
         self._root = root
         self._lineages = lineages
@@ -89,8 +96,10 @@ class LoadService:
         self._checkpoints = checkpoints
         self._on_resumed = on_resumed
         self._staged: _Staged | None = None
-        self._kept: dict[str, list[messages.TableState]] = {}  # the newest load that was kept, by id
+        self._kept = ""  # id of the newest load that was kept
         self.num_kept = 0
+        if shard.log is not None:
+            self._kept, self.num_kept = shard.log.control.newest_load, shard.log.control.num_loads
 
     def give_up(self) -> None:
         """Discards what is staged: a worker is lost, or was started again."""
@@ -104,7 +113,7 @@ class LoadService:
             staged.given_up.set()
 
     async def stage(self, request: messages.StageLoadRequest) -> messages.StageLoadReply:
-        """Answers StageLoad once the staging shard is complete."""
+        """Answers StageLoad once the staging shard is complete, and with a log its rows file is durable."""
         while (staged := self._staged) is not None and staged.load_id != request.load_id:
             await self._drop(staged)
         if staged is None:
@@ -122,6 +131,8 @@ class LoadService:
         try:
             loaded = await in_thread(partial(load, staged.shard, directory, staged.tables, given_up=staged.given_up))
             await self._on_data_thread(partial(self._shard.tables.check_swap, staged.shard.tables))
+            if self._shard.log is not None:
+                staged.rows = await in_thread(StagedRows, self._shard.log, staged.shard, staged.given_up)
         except Exception:
             await self._close(staged)
             raise
@@ -133,7 +144,7 @@ class LoadService:
 
     async def finish(self, request: messages.FinishLoadRequest) -> messages.FinishLoadReply:
         """Answers FinishLoad once the staging shard has replaced the shard, or is discarded."""
-        if request.keep and request.load_id not in self._kept:
+        if request.keep and request.load_id != self._kept:
             await self._wait_for_no_save("load")
         staged = self._staged
         if staged is not None and staged.load_id != request.load_id:
@@ -142,19 +153,27 @@ class LoadService:
             if staged is not None:
                 await self._drop(staged)
             return messages.FinishLoadReply()
-        if request.load_id not in self._kept:
+        if request.load_id != self._kept:
             if staged is None or staged.dropped is not None or staged.filled is None or not staged.filled.done():
-                raise SnapshotError(f"load {request.load_id}: nothing is staged under this id. Load again")
+                raise SnapshotError(
+                    f"load {request.load_id}: nothing is staged under this id on shard {self._shard.shard_index}; it "
+                    "may have been started again. It keeps what it holds, others may hold the snapshot: load again"
+                )
             if staged.swapped is None:
                 staged.swapped = task_of(self._swap(staged, resumes=request.resumes))
             await asyncio.shield(staged.swapped)
-        return messages.FinishLoadReply(tables=self._kept[request.load_id])
+        states = await self._on_data_thread(self._shard.states)
+        return messages.FinishLoadReply(tables=[messages.TableState(**state._asdict()) for state in states])
 
     async def _swap(self, staged: _Staged, *, resumes: bool) -> None:
         try:
             async with self._checkpoints.held():
-                states = await self._on_data_thread(partial(self._swap_in, staged.shard))
-            await self._checkpoints.write()
+                await self._wait_for_no_save("load")
+                rows = None if staged.rows is None else await in_thread(staged.rows.adopt, staged.load_id)
+                await self._appends.append(partial(self._shard.swap_in, staged.shard, rows))
+                staged.rows = None  # it is the log's now
+            await self._appends.sync()
+            self._checkpoints.note_load()
             if staged.filled is not None:
                 loaded = staged.filled.result()
                 self._lineages.add(LineageChange(loaded.series, loaded=loaded.manifest.number))
@@ -162,15 +181,10 @@ class LoadService:
                     self._on_snapshot(f"{loaded.series}/{loaded.manifest.name}")
                 if resumes:
                     self._on_resumed(loaded.manifest)
-            self._kept = {staged.load_id: states}
+            self._kept = staged.load_id
             self.num_kept += 1
         finally:
             await self._close(staged)
-
-    def _swap_in(self, staging: Shard) -> list[messages.TableState]:
-        """Runs on the data thread."""
-        self._shard.swap_in(staging)
-        return [messages.TableState(**state._asdict()) for state in self._shard.states()]
 
     async def _drop(self, staged: _Staged) -> None:
         """Returns when nothing is staged any more. A swap that has begun is completed."""
@@ -188,9 +202,11 @@ class LoadService:
         await self._close(staged)
 
     async def _close(self, staged: _Staged) -> None:
-        """Frees the memory of the staging shard once nothing fills it. A second call does nothing."""
+        """Frees the staging shard, and its file, once nothing fills it. A second call does nothing."""
         try:
             await in_thread(staged.shard.close)
+            if staged.rows is not None:
+                await in_thread(staged.rows.remove)
         finally:
             if self._staged is staged:
                 self._staged = None

@@ -34,6 +34,7 @@ from ..log.checkpoint import (
     remove_abandoned,
     remove_superfluous,
 )
+from ..log.loaded_rows import LoadedRows, remove_staged
 from ..log.log_directory import lease_lost, locked, newest_readable_header, sync_names
 from ..log.log_format import LogIdentity, corrupt, segment_name
 from ..log.log_reader import LogReader
@@ -167,8 +168,9 @@ def _continue_log(
         if opened.reader.torn is not None:
             torn = opened.reader.torn
             _log.warning("%s: the last %d bytes, from %d on, are torn: cut off", torn.path, torn.num_bytes, torn.offset)
-        opened.reader.cut_off_from(replayed.end_lsn)
+        opened.reader.cut_off()
         remove_superfluous(directory, opened.checkpoint)
+        remove_staged(directory)
         _log.info(
             "continues from the log in %s: %d records, %d rows, in %.2f s",
             directory,
@@ -324,11 +326,21 @@ def _fill(shard: Shard, opened: _Opened, identity: LogIdentity | None, on_progre
     found, checkpoint = opened.reader.identity, opened.checkpoint
     if identity not in (None, found):
         raise corrupt(str(opened.directory), f"it is of {found}, should be of {identity}", 0)
+    directory = LocalDirectory(opened.directory.resolve())
     if checkpoint is not None:
-        directory = LocalDirectory(opened.directory.resolve())
         files = [(directory.child(checkpoint_name(each.first_lsn)), each.file) for each in checkpoint.files]
         load_files(shard, files, on_progress=on_progress)
-    return replay(shard, opened.reader, begins_with_state=checkpoint is not None, on_progress=on_progress)
+
+    def load_rows(staging: Shard, rows: LoadedRows) -> None:
+        load_files(staging, [(directory.child(rows.directory), rows.file)], on_progress=on_progress)
+
+    return replay(
+        shard,
+        opened.reader,
+        begins_with_state=checkpoint is not None,
+        load_rows=load_rows,
+        on_progress=on_progress,
+    )
 
 
 def _ignore() -> None:

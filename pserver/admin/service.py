@@ -43,10 +43,11 @@ from ..log.lineage import LineageChange, Lineages
 from ..log.shard_log import ShardLog
 from ..net.requests import Traffic
 from ..refusal import Refusal
-from .background import Signal, in_thread, task_of
+from .background import Signal, task_of
 from .barriers import Contribution
 from .checkpoints import Checkpoints
 from .load_rpcs import LoadService
+from .log_appends import LogAppends
 from .membership import Joined, Membership, Registrant
 from .resumed import ResumedJob
 from .save_rpcs import SaveService
@@ -62,7 +63,6 @@ CLIENT_ID_BYTES = 16
 MAX_LOST_CHECK_S = 1.0
 # Of what workers have for each other at a barrier: a global shuffle exchanges its examples there, too many for a log.
 MAX_RECORDED_BYTES = 1 << 20
-LOG_RETRY_S = 0.5
 # The ends of connections and a registration that follows them may reach a pserver in another order.
 ADMISSION_S = 2.0
 PLACE_SHARE = 0.8
@@ -153,6 +153,8 @@ class ControlService:
         self._checkpoints = Checkpoints(
             shard, post=post, on_data_thread=self._on_data_thread, max_bytes=settings.checkpoint_bytes
         )
+        appends = LogAppends(shard.log, on_data_thread=self._on_data_thread, failover_s=settings.failover_s)
+        self._append, self._sync_log = appends.append, appends.sync
         self._saves = SaveService(
             shard,
             post=post,
@@ -167,6 +169,7 @@ class ControlService:
         self._loads = LoadService(
             shard,
             on_data_thread=self._on_data_thread,
+            appends=appends,
             wait_for_no_save=self._saves.wait_for_none,
             root=settings.root,
             lineages=lineages,
@@ -179,10 +182,8 @@ class ControlService:
         self._num_loads_before: dict[int, int] = {}  # by worker: loads when its client registered first
         self._joining = asyncio.Lock()
         self._recorded: dict[str, asyncio.Task[None]] = {}  # by barrier: ends when its newest opening is durable
-        if shard.log is not None:
-            self._loads.num_kept = shard.log.control.num_loads
-            if self._is_restart:
-                self._continue_with_workers(shard.log.control)
+        if shard.log is not None and self._is_restart:
+            self._continue_with_workers(shard.log.control)
         # When a worker was present last; None before the first. Those of a restarted pserver may be gone.
         self._alive_at = clock() if self._is_restart else None
         self._departed = Signal()  # sent when a connection of a worker ends, or workers are lost
@@ -409,26 +410,6 @@ class ControlService:
             return joined
 
         return await asyncio.shield(task_of(join()))
-
-    async def _append(self, task: Callable[[], _Result]) -> _Result:
-        """Returns the result of a task of the data thread that appends to the log; repeats it while that has no room.
-
-        Raises:
-            LogFull: The log has had no room for `FLEET_SPARSE_FAILOVER_S`, for which pushes wait as well.
-        """
-        until = time.monotonic() + self._failover_s
-        while True:
-            try:
-                return await self._on_data_thread(task)
-            except LogFull:
-                if time.monotonic() > until:
-                    raise
-            await asyncio.sleep(LOG_RETRY_S)
-
-    async def _sync_log(self) -> None:
-        """Returns when tables and workers are durable."""
-        if self._shard.log is not None:
-            await in_thread(self._shard.log.writer.sync)
 
     def _register_in_job(self, registrant: Registrant, *, must_know: bool) -> _Joining:
         joined = self._membership.register(registrant, self._clock())

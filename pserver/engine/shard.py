@@ -38,6 +38,7 @@ from .table_map import TableEntry, TableMap
 from .validate import STEP_OPS, check_step, find_mutations, find_pulls
 
 if TYPE_CHECKING:
+    from ..log.loaded_rows import LoadedRows
     from ..log.shard_log import ShardLog
 
 _FLOAT_BYTES = 4
@@ -186,18 +187,34 @@ class Shard:
             layout=self._layout,  # `swap_in` takes its tables
         )
 
-    def swap_in(self, other: Shard) -> None:
+    def swap_in(self, other: Shard, rows: LoadedRows | None = None) -> None:
         """Replaces tables by those of another shard of the same buckets, which has none afterwards.
 
         Tables that `other` does not have stay as they are, and so does the ledger.
 
+        Args:
+            other: Nothing else uses it.
+            rows: The rows file of `other`, durable in the directory of the log; None without a log.
+
         Raises:
             TableMismatch: As `TableMap.check_swap`. Nothing changed.
+            LogFull: The disk of the log has no room. Nothing changed.
         """
-        self.tables.swap_in(other.tables)
-        self.base = None
+        self.tables.check_swap(other.tables)
         if self.log is not None:
-            self.log.load()
+            assert rows is not None, "the log of a shard needs the rows"
+            self.log.load(rows)
+        try:
+            self.tables.swap_in(other.tables)
+        except BaseException as error:
+            self.fault = (
+                f"a load failed half-way ({type(error).__name__}: {error}); the values of shard {self.shard_index} are "
+                "wrong. Start the pserver again from a snapshot"
+            )
+            if self.log is not None:
+                self._void(self.log, error)
+            raise
+        self.base = None
 
     def states(self) -> list[TableState]:
         """Returns the state of every table, in the order of their declaration."""

@@ -14,6 +14,7 @@ from fleet_sparse.snapshot.checksum import Checksum, decode_checksum, encode_che
 from fleet_sparse.snapshot.directory import LocalDirectory
 from fleet_sparse.snapshot.manifest import ShardFile
 
+from .loaded_rows import is_loaded_before
 from .log_format import corrupt, is_segment, segment_name
 
 CHECKPOINT: Final = "CHECKPOINT.json"
@@ -119,7 +120,7 @@ def adopt_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def remove_superfluous(directory: Path, checkpoint: Checkpoint | None) -> None:
-    """Removes segments before a checkpoint, the rows files of all others, and what a crash left of them.
+    """Removes segments and loads before a checkpoint, the rows files of all others, and what a crash left of them.
 
     Raises:
         OSError: The system refuses.
@@ -127,7 +128,8 @@ def remove_superfluous(directory: Path, checkpoint: Checkpoint | None) -> None:
     names = set() if checkpoint is None else {checkpoint_name(each.first_lsn) for each in checkpoint.files}
     first_segment = "" if checkpoint is None else segment_name(checkpoint.first_lsn)
     for path in list(directory.iterdir()):
-        if path.name.startswith(_PREFIX) and path.name not in names:
+        is_superfluous = path.name.startswith(_PREFIX) and path.name not in names
+        if is_superfluous or (checkpoint is not None and is_loaded_before(path.name, checkpoint.first_lsn)):
             shutil.rmtree(path)
         elif path.name.startswith(_DRAFT) or (is_segment(path.name) and path.name < first_segment):
             path.unlink()

@@ -103,6 +103,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         ended: Clients of the job before.
         ended_by: The worker that began the present job.
         num_loads: Number of loads into the running job.
+        newest_load: Id of the newest of them; empty before the first.
         lineages: The job's snapshots, by series.
     """
 
@@ -112,6 +113,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
     ended: list[bytes] = []
     ended_by: int = 0
     num_loads: int = 0
+    newest_load: str = ""
     lineages: dict[str, Lineage] = {}
 
     @property
@@ -130,6 +132,11 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
             self.progress[change.worker] = change
         else:
             self.lineages.setdefault(change.series, Lineage()).apply(change)
+
+    def note_load(self, load_id: str) -> None:
+        """A snapshot was loaded into the running job."""
+        self.num_loads += 1
+        self.newest_load = load_id
 
     def _register(self, change: RegisteredWorker) -> None:
         if change.begins_job:

@@ -16,7 +16,7 @@ from fleet_sparse.wire.decode import decode_blocks
 from fleet_sparse.wire.frame_format import BLOCK_BYTES, IDS, Action, Block, Op
 from fleet_sparse.wire.frame_format import BLOCK_OFFSETS as OFFSETS
 
-from .log_directory import read_header, sync_names
+from .log_directory import read_header
 from .log_format import (
     HEAD_BYTES,
     HEADER_BYTES,
@@ -31,7 +31,6 @@ from .log_format import (
     corrupt,
     find_record,
     is_segment,
-    record_ends,
     segment_name,
     unpack_marks,
 )
@@ -114,27 +113,6 @@ class LogReader:
                 os.fsync(segment)
             finally:
                 os.close(segment)
-
-    def cut_off_from(self, lsn: int) -> None:
-        """Removes a record and all behind it, once all records are read, so that a segment may follow.
-
-        Raises:
-            OSError: The system refuses. A prefix of the log is left.
-        """
-        if lsn > self.newest_lsn:
-            self.cut_off()
-            return
-        while self._headers[-1].first_lsn > lsn:
-            self.paths[-1].unlink()
-            sync_names(self.directory)  # a loss of power leaves no segment behind one that is removed or cut
-            self.paths, self._headers = self.paths[:-1], self._headers[:-1]
-        self.newest_lsn, self.newest_checksum = self._headers[-1].first_lsn - 1, self._headers[-1].previous
-        self.end = HEADER_BYTES
-        for head, end in record_ends(_mapped(self.paths[-1])):
-            if head.lsn >= lsn:
-                break
-            self.newest_lsn, self.newest_checksum, self.end = head.lsn, head.checksum, end
-        self.cut_off()
 
     def _records_of(self, path: Path, header: SegmentHeader, follower: SegmentHeader | None) -> Iterator[Record]:
         data = _mapped(path)

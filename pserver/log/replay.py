@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.mode import parse_mode
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import FleetSparseError, SnapshotError
 from fleet_sparse.wire.frame_format import Action, Block
 
 from ..engine.jobs import JobsState
@@ -24,12 +23,10 @@ from ..tables.admission import statistics_of
 from ..tables.mutations import Assignment, Change, DayEnd, Mutation, Push, Replacement, RowAssignment, Shrink
 from ..tables.row_limit import MEMORY_USE
 from .control_state import CHANGE_OF, ControlState, parse_change
+from .loaded_rows import LoadedRows
 from .log_format import Kind, Record, corrupt
 from .log_reader import LogReader
 from .replayed_save import ReplayedSave
-
-_log = logging.getLogger(__name__)
-
 
 _END_SAVE = {Kind.CUT, Kind.END_SAVE, Kind.TABLE, Kind.SHRINK, Kind.END_DAY}
 """Kinds before which no save is under way. One without an end was not committed, or its end is not known."""
@@ -46,8 +43,8 @@ class Replayed(NamedTuple):
     """Largest generation of the log; 0 if it is empty."""
     control: ControlState
     """What the control plane continues from."""
-    end_lsn: int
-    """Lsn behind the last record that was replayed: those from it on are to be cut off before new ones follow."""
+    newest_lsn: int
+    """Lsn of the last record."""
 
 
 class _Step(NamedTuple):
@@ -62,6 +59,7 @@ def replay(
     reader: LogReader,
     *,
     begins_with_state: bool,
+    load_rows: Callable[[Shard, LoadedRows], None],
     on_progress: Callable[[], object] = lambda: None,
 ) -> Replayed:
     """Applies the records of a log to a shard that has none yet, but for a torn end. No file is changed.
@@ -70,22 +68,18 @@ def replay(
         shard: Has the rows of the checkpoint, or none.
         reader: Reads the log.
         begins_with_state: True if the first record is the state of a checkpoint.
+        load_rows: Fills an empty shard from the rows file of a LOAD.
         on_progress: Called before each record.
 
     Raises:
         LogCorrupt: Bytes are wrong.
+        SnapshotError: As `load_rows`.
     """
     directory = reader.directory
-    num_records, num_bytes, end_lsn, control = 0, 0, 0, ControlState()
+    num_records, num_bytes, control = 0, 0, ControlState()
     save: ReplayedSave | None = None
     for number, record in enumerate(_with_effect(reader.records())):
         on_progress()
-        if record.head.kind is Kind.LOAD and not end_lsn:
-            # Its checkpoint was not finished, so that the load was not answered either.
-            _log.warning("%s: a load was not finished; the rows are those before it", directory)
-            end_lsn = record.head.lsn
-        if end_lsn:
-            continue
         num_records += 1
         num_bytes += record.head.end
         kind = record.head.kind
@@ -99,6 +93,11 @@ def replay(
                 checksum = _checksum_of(json.loads(record.body)["checksum"])
                 if checksum is not None:
                     shard.note_saved(checksum)
+            elif kind is Kind.LOAD:
+                rows = LoadedRows.parse(record.body)
+                with MEMORY_USE.ignored():
+                    _load(shard, rows, load_rows)
+                control.note_load(rows.load_id)
             elif kind in CHANGE_OF:
                 control.apply(parse_change(kind, record.body))
             elif kind is not Kind.STATE:
@@ -106,12 +105,14 @@ def replay(
                     _carry_out(shard, record)
             elif number == 0 and begins_with_state:
                 control = _restore(shard, json.loads(record.body), record)
+        except SnapshotError:
+            raise  # of a rows file, which its message names
         except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
             what = f"record {record.head.lsn} cannot be replayed ({type(error).__name__}: {error})"
             raise corrupt(str(directory), what, 0) from error
     if save is not None:
         save.end(is_kept=False)
-    return Replayed(num_records, num_bytes, reader.generation, control, end_lsn or reader.newest_lsn + 1)
+    return Replayed(num_records, num_bytes, reader.generation, control, reader.newest_lsn)
 
 
 def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
@@ -142,6 +143,15 @@ def _carry_out(shard: Shard, record: Record) -> None:
     else:
         mutations, progress = _step_of(shard, record)
         shard.replay(record.marks, mutations, progress, record.left)
+
+
+def _load(shard: Shard, rows: LoadedRows, load_rows: Callable[[Shard, LoadedRows], None]) -> None:
+    staging = shard.clone_empty()
+    try:
+        load_rows(staging, rows)
+        shard.swap_in(staging)
+    finally:
+        staging.close()
 
 
 def _restore(shard: Shard, body: Mapping[str, Any], record: Record) -> ControlState:

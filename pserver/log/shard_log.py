@@ -41,6 +41,7 @@ from ..engine.table_map import TableMap
 from ..refusal import Refusal
 from ..tables.mutations import Assignment, Change, CopyMutation, DayEnd, Mutation, Push, Replacement, Shrink
 from .control_state import KIND_OF, ControlChange, ControlState, encoded_change
+from .loaded_rows import LoadedRows
 from .log_format import MARK_BYTES, Kind, pack_marks, padded
 from .log_writer import LogWriter
 
@@ -204,10 +205,10 @@ class ShardLog:
         parts: list[Buffer] = [head[HEADER_BYTES:], *columns, *padded(text)]
         self.writer.append(Kind.CHANGED, num_blocks=1, body_bytes=len(text), parts=parts)
 
-    def load(self) -> None:
-        """Appends that tables were replaced by those of a snapshot."""
-        self.writer.append(Kind.LOAD)
-        self.control.num_loads += 1
+    def load(self, rows: LoadedRows) -> None:
+        """Appends that tables are replaced by those of a rows file, which is durable."""
+        self._append_body(Kind.LOAD, rows.to_json())
+        self.control.note_load(rows.load_id)
 
     def begin_checkpoint(
         self, jobs: JobsState, watermarks: Sequence[Watermark], left: Sequence[Watermark], base: int | None

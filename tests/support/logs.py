@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.admin.checkpoint_link import link_of
 from fleet_sparse.pserver.admin.log_recovery import at_once, start_log
 from fleet_sparse.pserver.admin.snapshot_writer import Save
+from fleet_sparse.pserver.admin.staged_rows import StagedRows
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.log_format import LogIdentity
 from fleet_sparse.pserver.log.log_writer import LogWriter
@@ -96,6 +98,13 @@ def linked_save(shard: Shard, where: Path, kind: str = "full") -> bool:
     series.commit(plan, manifest)
     is_logged = save.end(manifest.checksum)
     return link is not None and is_logged and link.adopt(manifest.checksum)
+
+
+def load_into(shard: Shard, staging: Shard) -> None:
+    """Replaces the tables of a shard with a log as `LoadService` does."""
+    assert shard.log is not None
+    rows = StagedRows(shard.log, staging, threading.Event()).adopt("a load")
+    shard.swap_in(staging, rows)
 
 
 def state_of(shard: Shard) -> dict[str, Any]:

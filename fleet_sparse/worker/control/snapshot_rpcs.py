@@ -179,7 +179,7 @@ class SnapshotRpcs:
             Number of rows of all shards; None if there is no snapshot and nothing is staged.
 
         Raises:
-            SnapshotError: The snapshot cannot be read.
+            SnapshotError: The snapshot cannot be read, or a pserver cannot write it to its disk for its log.
             TableMismatch: The snapshot and the job describe a table differently.
             ShardUnavailable: A pserver is gone, or took too long.
         """
@@ -203,7 +203,9 @@ class SnapshotRpcs:
             resumes: True if workers that register from now on continue where the snapshot was saved.
 
         Raises:
-            SnapshotError: A pserver has not staged this load, or saves.
+            SnapshotError: A pserver has not staged this load, as one that was started again since then, or saves. It
+                keeps what it holds; others may hold what was staged.
+            LogFull: The log of a pserver has had no room; likewise.
             ShardUnavailable: A pserver is gone, or did not answer in time.
         """
         request = messages.FinishLoadRequest(load_id=load_id, keep=keep, resumes=resumes)

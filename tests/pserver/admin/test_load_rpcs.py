@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ import pytest
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import SnapshotError, TableMismatch
-from fleet_sparse.pserver.admin import load_rpcs
-from fleet_sparse.pserver.admin.log_recovery import start_log
+from fleet_sparse.errors import LogFull, SnapshotError, TableMismatch
+from fleet_sparse.pserver.admin import checkpoints, load_rpcs
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
-from fleet_sparse.settings import Settings
+from fleet_sparse.pserver.admin.snapshot_writer import Save
+from fleet_sparse.pserver.log.log_format import Kind
+from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, barrier, registration
 from support.coordinators import Coordinator, in_loop, run, train, turns, until
-from support.logs import recovered
+from support.logs import close as close_shard
+from support.logs import logged_shard, recovered, state_of
 from support.saves import rows_in
 from support.shards import INCARNATION, SGD, FrameClient
 
@@ -177,17 +180,135 @@ def test_new_process_of_a_worker_begins_to_count_loads(held: HeldControl) -> Non
 # The log
 
 
-def test_a_load_is_in_a_checkpoint_before_it_is_answered(tmp_path: Path) -> None:
-    held = HeldControl(tmp_path)
-    start_log(held.shard, tmp_path / "log", Settings(durability="log", job_id="a"), segment_bytes=1 << 16)
+@pytest.fixture
+def logged(tmp_path: Path) -> Iterator[HeldControl]:
+    """A control plane with a log, a snapshot with row 7, and pushes to rows 7 and 8 since then."""
+    held = HeldControl(tmp_path, shard=logged_shard(tmp_path / "log"))
     held.call(registration(SGD))
     train(held, 7)
     run(Coordinator(held).save)
     train(held, 7, 8)
-    held.call(messages.StageLoadRequest(dirname="model", load_id="l"))
-    held.call(messages.FinishLoadRequest(load_id="l", keep=True))
-    again = recovered(held.shard, job_id="a")
-    assert rows_in([again], SGD) == rows_in([held.shard], SGD)
-    for shard in (held.shard, again):
-        assert shard.log is not None
-        shard.log.writer.close()
+    yield held
+    close_log(held)
+
+
+def close_log(held: HeldControl) -> None:
+    assert held.shard.log is not None
+    held.shard.log.writer.close()
+
+
+STAGE = messages.StageLoadRequest(dirname="model", load_id="l")
+KEEP = messages.FinishLoadRequest(load_id="l", keep=True)
+
+
+@pytest.mark.guarantee("W14")
+def test_a_load_is_durable_before_it_is_answered(logged: HeldControl) -> None:
+    logged.call(STAGE)
+    logged.call(KEEP)
+    assert logged.shard.log is not None
+    records = {record.head.kind: record.head.lsn for record in LogReader(logged.shard.log.writer.directory).records()}
+    assert logged.shard.log.writer.durable_lsn >= records[Kind.LOAD]
+    again = recovered(logged.shard)
+    assert rows_in([again], SGD) == rows_in([logged.shard], SGD)
+    close_shard(again)
+
+
+@pytest.mark.guarantee("W14")
+def test_a_load_whose_rows_cannot_be_written_changes_nothing(
+    logged: HeldControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(save: Save, *arguments: Any) -> None:
+        raise SnapshotError("the disk is full")
+
+    before = state_of(logged.shard)
+    with monkeypatch.context() as patch:
+        patch.setattr(Save, "write", refuse)
+        with pytest.raises(SnapshotError):
+            logged.call(STAGE)
+    with pytest.raises(SnapshotError):
+        logged.call(KEEP)
+    assert state_of(logged.shard) == before
+    for _ in range(5):
+        train(logged, 7)
+    again = recovered(logged.shard)
+    assert state_of(again) == state_of(logged.shard)
+    close_shard(again)
+
+
+@pytest.mark.guarantee("W14")
+def test_pushes_behind_a_load_stay_although_no_checkpoint_can_be_written(
+    logged: HeldControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise SnapshotError("the disk is full")
+
+    monkeypatch.setattr(checkpoints, "finish_checkpoint", refuse)
+    logged.call(STAGE)
+    logged.call(KEEP)
+    train(logged, 7)
+    again = recovered(logged.shard)
+    assert state_of(again) == state_of(logged.shard)
+    close_shard(again)
+
+
+def test_a_load_makes_a_checkpoint_due(logged: HeldControl) -> None:
+    async def load() -> None:
+        await logged.start(STAGE)
+        await logged.start(KEEP)
+        logged.service._checkpoints.begin_if_due()
+        running = logged.service._checkpoints._running
+        assert running is not None
+        assert await running.done
+
+    run(load)
+    assert logged.shard.log is not None
+    assert not list(logged.shard.log.writer.directory.glob("load-*"))
+
+
+def test_a_load_waits_for_room_in_the_log(logged: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.log_appends.RETRY_S", 0.001)
+    assert logged.shard.log is not None
+    append, num_refused = logged.shard.log.writer.append, 0
+
+    def refuse_first(*arguments: Any, **options: Any) -> int:
+        nonlocal num_refused
+        num_refused += 1
+        if num_refused < 3:
+            raise LogFull("no room")
+        return append(*arguments, **options)
+
+    logged.call(STAGE)
+    monkeypatch.setattr(logged.shard.log.writer, "append", refuse_first)
+    logged.call(KEEP)
+    assert num_refused >= 3
+    assert set(rows_in([logged.shard], SGD)) == {7}
+
+
+@in_loop
+async def test_a_discarded_load_leaves_no_file(tmp_path: Path) -> None:
+    held = HeldControl(tmp_path, shard=logged_shard(tmp_path / "log"))
+    await saved_rows(held)
+    await held.start(STAGE)
+    assert list((tmp_path / "log").glob("staged-*"))
+    await discard(held)
+    assert not list((tmp_path / "log").glob("staged-*"))
+    close_log(held)
+
+
+def test_a_load_is_answered_again_by_the_next_process(logged: HeldControl, tmp_path: Path) -> None:
+    logged.call(STAGE)
+    states = logged.call(KEEP).tables
+    train(logged, 8)
+    again = HeldControl(tmp_path, shard=recovered(logged.shard))
+    assert [each.name for each in again.call(KEEP).tables] == [each.name for each in states]
+    assert state_of(again.shard) == state_of(logged.shard)
+    close_log(again)
+
+
+def test_a_load_that_is_lost_with_its_process_is_refused_by_the_next_one(logged: HeldControl, tmp_path: Path) -> None:
+    logged.call(STAGE)
+    again = HeldControl(tmp_path, shard=recovered(logged.shard))
+    with pytest.raises(SnapshotError, match="load again"):
+        again.call(KEEP)
+    assert state_of(again.shard) == state_of(logged.shard)
+    close_log(again)

@@ -21,7 +21,7 @@ from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, attendance, barrier, registration
 from support.coordinators import in_loop, turns
-from support.logs import logged_shard, recovered
+from support.logs import load_into, logged_shard, recovered
 from support.shards import SGD, floats, ids_of, push
 from support.steps import Worker
 
@@ -137,7 +137,7 @@ async def test_barrier_waits_while_the_log_has_no_room(tmp_path: Path, monkeypat
 
 def full_times(monkeypatch: pytest.MonkeyPatch, log: ShardLog, method: str, num_times: int) -> list[Exception]:
     """Makes a method of a log find no room so many times; returns the errors that are still to come."""
-    monkeypatch.setattr("fleet_sparse.pserver.admin.service.LOG_RETRY_S", 0.001)
+    monkeypatch.setattr("fleet_sparse.pserver.admin.log_appends.RETRY_S", 0.001)
     usual = getattr(log, method)
     failures: list[Exception] = [LogFull("full") for _ in range(num_times)]
 
@@ -259,11 +259,13 @@ async def test_finished_worker_stays_finished_after_a_crash(tmp_path: Path) -> N
     await again.start(barrier(0, LAST_BARRIER))
 
 
+@pytest.mark.parametrize("has_checkpoint", [False, True])
 @in_loop
-async def test_loads_of_the_running_job_are_counted_on_after_a_crash(tmp_path: Path) -> None:
+async def test_loads_of_the_running_job_are_counted_on_after_a_crash(tmp_path: Path, has_checkpoint: bool) -> None:
     held = await registered(tmp_path)
-    held.shard.swap_in(held.shard.clone_empty())
-    write_checkpoint(held.shard)
+    load_into(held.shard, held.shard.clone_empty())
+    if has_checkpoint:
+        write_checkpoint(held.shard)
     again = restarted(held)
     await again.start(resuming(0))
     again_1 = again.start(barrier(1))

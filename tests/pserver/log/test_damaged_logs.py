@@ -106,7 +106,7 @@ def newest_of(small: Small, directory: Path, name: str, content: bytes) -> int:
     try:
         replayed = recover(shard, directory)
         assert replayed is not None
-        newest_lsn = replayed.end_lsn - 1
+        newest_lsn = replayed.newest_lsn
         expected = small.states.get(newest_lsn)
         assert expected is None or state_of(shard) == expected
         return newest_lsn

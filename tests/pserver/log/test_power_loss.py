@@ -214,23 +214,3 @@ def test_the_segment_of_a_start_follows_durable_names(directory: Path, number: i
         Failpoint("rename", number, AFTER).run(start, disk.kill)
         assert sorted(all_left(disk, directory)) in ([[b"one"], [b"one", b"two"]], [[b"one", b"two"]])
     disk.close()
-
-
-@pytest.mark.guarantee("W4")
-@pytest.mark.parametrize("number", range(4))
-def test_segments_are_removed_from_the_last_one_on(directory: Path, number: int) -> None:
-    texts = [b"%d" % each for each in range(8)]
-    disk = PowerLoss(directory.parent)
-    with disk.watched():
-        writer = small_writer(directory)
-        for first in range(0, 8, 2):
-            append(writer, *texts[first : first + 2])
-            writer.begin_segment()
-        writer.close()
-        reader = LogReader(directory)
-        assert bodies_of(reader) == texts
-        Failpoint("fsync", number, BEFORE).run(partial(reader.cut_off_from, 2))
-        left = all_left(disk, directory)
-        assert left == [texts[: len(each)] for each in left]
-        assert [] not in left
-    disk.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.row_bound import NO_VERSION, RowBound
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import LogCorrupt, SettingError
+from fleet_sparse.errors import LogCorrupt, LogFull, SettingError
 from fleet_sparse.pserver.admin.log_recovery import log_directory, recover, start_log, write_checkpoint
-from fleet_sparse.pserver.admin.snapshot_writer import Save
+from fleet_sparse.pserver.admin.staged_rows import StagedRows
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
 from fleet_sparse.pserver.log.log_format import Kind, record_ends
@@ -32,7 +33,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.tools.chaos.power_cut import last_segment
 from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Op
 from support.admissions import count_filter
-from support.logs import StraightClient, close, logged_shard, recovered, state_of
+from support.logs import StraightClient, close, load_into, logged_shard, recovered, state_of
 from support.shards import (
     ADAM,
     CLIENT,
@@ -353,49 +354,71 @@ def test_a_crash_between_cut_and_checkpoint_uses_the_old_one(tmp_path: Path) -> 
     check_equal(shard)
 
 
-def test_a_load_without_its_checkpoint_is_as_if_not_done(tmp_path: Path) -> None:
+@pytest.mark.guarantee("W14")
+@pytest.mark.parametrize("tables", [(ADAM,), (SGD,), (ADAM, SGD)], ids=["one", "new", "both"])
+def test_a_load_is_repeated_from_the_log(tmp_path: Path, tables: tuple[TableSpec, ...]) -> None:
     shard = logged_shard(tmp_path / "log", ADAM)
     train(shard)
-    before = state_of(shard)
-    shard.swap_in(make_shard(ADAM))
-    again = recovered(shard)
-    assert state_of(again) == before
-    train(again)
-    check_equal(again)
+    staging = make_shard(*tables)
+    for spec in tables:
+        FrameClient(staging).push(push(spec, ids_of(1), floats([1.0, 2.0])))
+    load_into(shard, staging)
+    train(shard)
+    check_equal(shard)
 
 
-def test_what_follows_an_unfinished_load_is_cut_off(tmp_path: Path) -> None:
+@pytest.mark.guarantee("W14")
+def test_what_was_pushed_behind_a_load_is_kept(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", SGD, segment_bytes=1024)
     client = FrameClient(shard)
     for _ in range(3):
         client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
-    before = state_of(shard)
-    shard.swap_in(make_shard(SGD))
+    load_into(shard, make_shard(SGD))
     for _ in range(20):
         client.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
-    assert shard.log is not None
-    assert len(LogReader(shard.log.writer.directory).paths) > 3
-    again = recovered(shard, segment_bytes=1024)
-    assert state_of(again) == before
-    later = FrameClient(again)
-    later.seq = 3
-    for _ in range(20):
-        assert later.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).error is None
-    check_equal(again)
+    again = check_equal(shard)
+    assert again.ledger.applied(client.client_id) == 23
+    assert FrameClient(again).rows(SGD, 1) == [[-19.5, 0.5]]
 
 
-@pytest.mark.guarantee("W6")
-def test_an_unfinished_load_needs_no_room_at_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shard = logged_shard(tmp_path / "log", SGD)
-    FrameClient(shard).push(push(SGD, ids_of(1), floats([1.0, 0.0])))
-    shard.swap_in(make_shard(SGD))
-
-    def refuse(save: Save, *arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr(Save, "write", refuse)
+def test_the_rows_of_a_load_stay_until_a_checkpoint_has_them(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM)
+    load_into(shard, make_shard(ADAM))
     again = recovered(shard)
-    assert FrameClient(again).rows(SGD, 1) == [[-0.5, 0.5]]
+    assert again.log is not None
+    assert list(again.log.writer.directory.glob("load-*"))
+    write_checkpoint(again)
+    assert not list(again.log.writer.directory.glob("load-*"))
+    for each in (shard, again):
+        close(each)
+
+
+def test_rows_that_no_load_names_are_removed_at_a_start(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM)
+    assert shard.log is not None
+    StagedRows(shard.log, make_shard(ADAM), threading.Event())
+    assert list((tmp_path / "log").glob("staged-*"))
+    close(shard)
+    close(logged_shard(tmp_path / "log"))
+    assert not list((tmp_path / "log").glob("staged-*"))
+
+
+def test_a_load_without_room_in_the_log_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM)
+    train(shard)
+    before = state_of(shard)
+    assert shard.log is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.log.writer, "append", refuse_to_append)
+        with pytest.raises(LogFull):
+            load_into(shard, make_shard(ADAM))
+    assert state_of(shard) == before
+    train(shard)
+    check_equal(shard)
+
+
+def refuse_to_append(*_: Any, **__: Any) -> int:
+    raise LogFull("no room")
 
 
 @pytest.mark.guarantee("W6")
@@ -421,15 +444,6 @@ def test_a_restart_without_any_room_waits_for_some(tmp_path: Path, monkeypatch: 
     assert num_waits == 3
     assert FrameClient(again).rows(SGD, 1) == [[-0.5, 0.5]]
     close(again)
-
-
-def test_a_load_with_its_checkpoint_is_done(tmp_path: Path) -> None:
-    shard = logged_shard(tmp_path / "log", ADAM)
-    train(shard)
-    shard.swap_in(make_shard(ADAM))
-    write_checkpoint(shard)
-    train(shard)
-    check_equal(shard)
 
 
 def test_a_log_of_another_job_is_set_aside(tmp_path: Path) -> None:
