@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from google.protobuf.message import Message
 
-from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode, parse_mode
 from fleet_sparse.core.spec_json import parse_spec
@@ -28,7 +27,6 @@ from fleet_sparse.errors import (
     ProtocolError,
     SettingError,
     ShardUnavailable,
-    SnapshotError,
 )
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
@@ -37,7 +35,7 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, TableState, WorkerProgress
 
 from ..endpoints import DataEndpoints
-from ..engine.shard import Shard, ShrunkTable
+from ..engine.shard import Shard
 from ..log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress, encoded_change
 from ..log.lineage import LineageChange, Lineages
 from ..log.shard_log import ShardLog
@@ -51,6 +49,7 @@ from .log_appends import LogAppends
 from .membership import Joined, Membership, Registrant
 from .resumed import ResumedJob
 from .save_rpcs import SaveService
+from .shrink_rpcs import ShrinkService
 from .snapshot_loader import Loaded
 
 _log = logging.getLogger(__name__)
@@ -177,6 +176,9 @@ class ControlService:
             checkpoints=self._checkpoints,
             on_resumed=self._resume,
         )
+        self._shrinks = ShrinkService(
+            shard, appends=appends, wait_for_no_save=self._saves.wait_for_none, checkpoints=self._checkpoints
+        )
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
         self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
         self._num_loads_before: dict[int, int] = {}  # by worker: loads when its client registered first
@@ -190,8 +192,6 @@ class ControlService:
         self._registered = Signal()  # sent when a worker has registered
         self._opened: dict[str, Signal] = {}  # by barrier: sent when it opens or fails
         self._stopping = Signal()
-        self._num_shrinks = 0
-        self._newest_shrink: tuple[str, asyncio.Task[messages.ShrinkReply]] | None = None  # with its id
         self._calls: dict[str, Callable[[Any], Coroutine[Any, Any, Message]]] = {
             "Register": self._register,
             "Attend": self._attend,
@@ -206,7 +206,7 @@ class ControlService:
             "EndSave": self._saves.end,
             "StageLoad": self._loads.stage,
             "FinishLoad": self._loads.finish,
-            "Shrink": self._shrink,
+            "Shrink": self._shrinks.shrink,
             "Stats": self._stats,
             "Stop": self._stop_call,
             "Exchange": self._exchange,
@@ -486,7 +486,7 @@ class ControlService:
             contributions=[b"".join(each) for each in self._membership.contributions(name, worker_index, sequence)],
             num_loads=self._loads.num_kept - self._num_loads_before[worker_index],
             others_wait=self._membership.passed_alone(name, worker_index),
-            copies_epoch=(self._shard.incarnation + self._loads.num_kept + self._num_shrinks) % _EPOCHS,
+            copies_epoch=(self._shard.incarnation + self._loads.num_kept + self._shrinks.num_done) % _EPOCHS,
         )
 
     async def _exchange(self, request: messages.ExchangeRequest) -> messages.ExchangeReply:
@@ -590,43 +590,6 @@ class ControlService:
             self._wake(name)
 
     # The other calls
-
-    async def _shrink(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
-        """Carries a shrink out once, however often it is requested: a repeated decay would count twice."""
-        if not request.shrink_id or self._newest_shrink is None or self._newest_shrink[0] != request.shrink_id:
-            self._newest_shrink = request.shrink_id, task_of(self._carry_out_shrink(request))
-        return await asyncio.shield(self._newest_shrink[1])
-
-    async def _carry_out_shrink(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
-        await self._saves.wait_for_none("shrink")
-        begun_at = time.monotonic()
-        criteria = [Criterion(each.name, each.value) for each in request.criteria]
-
-        def shrink() -> dict[str, ShrunkTable]:
-            try:
-                return self._shard.shrink(
-                    criteria, decay=request.decay, tables=list(request.tables), dry_run=request.dry_run
-                )
-            except ValueError as error:
-                raise SnapshotError(f"shrink: {error}") from None
-
-        async with self._checkpoints.held():
-            found = await self._on_data_thread(shrink)
-        self._num_shrinks += not request.dry_run
-        removals = [
-            messages.ShrinkRemoval(
-                table=name, num_removed=each.num_removed, examples=each.examples, num_rows=shrunk.num_rows
-            )
-            for name, shrunk in found.items()
-            for each in shrunk.removals
-        ]
-        _log.info(
-            "shrink: %s %d rows, requests waited %.2f s",
-            "would remove" if request.dry_run else "removed",
-            sum(each.num_removed for each in removals),
-            time.monotonic() - begun_at,
-        )
-        return messages.ShrinkReply(removals=removals)
 
     async def _stats(self, request: messages.StatsRequest) -> messages.StatsReply:
         return await self._on_data_thread(self._measure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.watermark import Watermark
-from fleet_sparse.errors import ErrorCode
+from fleet_sparse.errors import ErrorCode, LogFull
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.frame_format import PULLS, PUSHES, Block, Header, Op
@@ -26,7 +26,8 @@ from ..tables.merger import Merger
 from ..tables.mutations import CopyMutation, Mutation, Shrink
 from ..tables.reply_memory import ReplyMemory
 from ..tables.row_limit import NO_LIMITS, RowLimits
-from ..tables.table import TableContext, TableRemoval
+from ..tables.shrunk import ShrunkTable
+from ..tables.table import TableContext
 from .dedup import DedupLedger, Verdict
 from .job import DeferredRequest, Job
 from .jobs import Jobs, JobsState
@@ -53,15 +54,6 @@ class Counters:
     num_requests: int = 0
     num_pulled_rows: int = 0
     num_pushed_rows: int = 0
-
-
-class ShrunkTable(NamedTuple):
-    """The rows that a shrink removes of a table."""
-
-    num_rows: int
-    """Rows of the table before."""
-    removals: tuple[TableRemoval, ...]
-    """The rows that each criterion removes."""
 
 
 class Shard:
@@ -446,19 +438,29 @@ class Shard:
         return job.failure is None and job.worker_of(header) is not None
 
     def shrink(
-        self, criteria: Sequence[Criterion], *, decay: float = 1.0, tables: Sequence[str] = (), dry_run: bool = False
+        self,
+        criteria: Sequence[Criterion],
+        *,
+        decay: float = 1.0,
+        tables: Sequence[str] = (),
+        dry_run: bool = False,
+        shrink_id: str = "",
     ) -> dict[str, ShrunkTable]:
         """Removes the rows that criteria select; returns which, by the names of the tables.
+
+        All tables are changed, or none.
 
         Args:
             criteria: A row counts for the first one that selects it.
             decay: Factor of shows and clicks, which are multiplied first.
             tables: Names of the tables; empty for all tables.
             dry_run: True to change nothing.
+            shrink_id: Id of the request, which the log keeps with the result; empty without one.
 
         Raises:
             ValueError: A criterion or the decay is invalid, there is no such table, or a copy-on-write view of a table
                 is open.
+            LogFull: The disk of the log has no room.
         """
         checked_criteria = checked(criteria, decay)
         of_shard = [entry.table for entry in self.tables.values()]
@@ -473,10 +475,29 @@ class Shard:
             found[name] = ShrunkTable(every[name].state.num_rows, removals)
         if not dry_run:
             for name in names:
-                shrink = Shrink(every[name].spec.table_id, checked_criteria, decay, judged.pop(name))
-                if self.commit([], [shrink]) and self.job is not None:
+                every[name].check_shrink()
+            shrinks = [
+                Shrink(every[name].spec.table_id, checked_criteria, decay, judged.pop(name), found[name], shrink_id)
+                for name in names
+            ]
+            self._commit_alone(shrinks)
+            for shrink in shrinks:
+                if self.job is not None and any(each.num_removed for each in shrink.found.removals):
                     self.job.early_pulls.mark_all(shrink.table_id)
         return found
+
+    def _commit_alone(self, mutations: Sequence[Mutation]) -> None:
+        """Commits what no push stands for.
+
+        Raises:
+            LogFull: The disk of the log has no room. Nothing changed.
+        """
+        try:
+            self.commit([], mutations)
+        except Refusal as error:
+            if error.error.code is ErrorCode.LOG_FULL:
+                raise LogFull(str(error)) from error
+            raise
 
     def commit(
         self,

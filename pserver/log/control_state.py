@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ..tables.shrunk import ShrunkTable
 from .lineage import Lineage, LineageChange
 from .log_format import Kind
 
@@ -81,6 +82,18 @@ class ReportedProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     pushed_step: int = 0
 
 
+class DoneShrink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A shrink that was carried out, and what is answered if it is requested again.
+
+    Attributes:
+        shrink_id: Id of the request.
+        tables: What was removed, by the names of the tables.
+    """
+
+    shrink_id: str
+    tables: dict[str, ShrunkTable]
+
+
 ControlChange = RegisteredWorker | BarrierOpening | ReportedProgress | LineageChange
 """A change of the control plane, which is the body of a record."""
 
@@ -104,6 +117,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         ended_by: The worker that began the present job.
         num_loads: Number of loads into the running job.
         newest_load: Id of the newest of them; empty before the first.
+        shrink: The newest shrink; None before the first.
         lineages: The job's snapshots, by series.
     """
 
@@ -114,6 +128,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
     ended_by: int = 0
     num_loads: int = 0
     newest_load: str = ""
+    shrink: DoneShrink | None = None
     lineages: dict[str, Lineage] = {}
 
     @property

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +23,7 @@ from ..engine.shard import Shard
 from ..tables.admission import statistics_of
 from ..tables.mutations import Assignment, Change, DayEnd, Mutation, Push, Replacement, RowAssignment, Shrink
 from ..tables.row_limit import MEMORY_USE
-from .control_state import CHANGE_OF, ControlState, parse_change
+from .control_state import CHANGE_OF, ControlState, DoneShrink, parse_change
 from .loaded_rows import LoadedRows
 from .log_format import Kind, Record, corrupt
 from .log_reader import LogReader
@@ -93,16 +94,11 @@ def replay(
                 checksum = _checksum_of(json.loads(record.body)["checksum"])
                 if checksum is not None:
                     shard.note_saved(checksum)
-            elif kind is Kind.LOAD:
-                rows = LoadedRows.parse(record.body)
-                with MEMORY_USE.ignored():
-                    _load(shard, rows, load_rows)
-                control.note_load(rows.load_id)
             elif kind in CHANGE_OF:
                 control.apply(parse_change(kind, record.body))
             elif kind is not Kind.STATE:
                 with MEMORY_USE.ignored():
-                    _carry_out(shard, record)
+                    _carry_out(shard, record, control, load_rows)
             elif number == 0 and begins_with_state:
                 control = _restore(shard, json.loads(record.body), record)
         except SnapshotError:
@@ -126,7 +122,9 @@ def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
         yield before
 
 
-def _carry_out(shard: Shard, record: Record) -> None:
+def _carry_out(
+    shard: Shard, record: Record, control: ControlState, load_rows: Callable[[Shard, LoadedRows], None]
+) -> None:
     kind = record.head.kind
     if kind is Kind.TABLE:
         body = json.loads(record.body)
@@ -138,8 +136,14 @@ def _carry_out(shard: Shard, record: Record) -> None:
         shard.join(body["worker"], body["num_workers"], client_id, mode, begins_job=body["begins_job"])
     elif kind is Kind.CHANGED:
         _restore_changes(shard, record.blocks[0], json.loads(record.body))
-    elif kind in (Kind.SHRINK, Kind.END_DAY):
-        shard.replay([], [_mutation_of(kind, json.loads(record.body))], NO_PROGRESS, [])
+    elif kind is Kind.LOAD:
+        rows = LoadedRows.parse(record.body)
+        _load(shard, rows, load_rows)
+        control.note_load(rows.load_id)
+    elif kind is Kind.SHRINK:
+        control.shrink = _shrink(shard, json.loads(record.body))
+    elif kind is Kind.END_DAY:
+        shard.replay([], [DayEnd(json.loads(record.body)["table_id"])], NO_PROGRESS, [])
     else:
         mutations, progress = _step_of(shard, record)
         shard.replay(record.marks, mutations, progress, record.left)
@@ -180,10 +184,13 @@ def _criteria_by_table(body: bytes) -> dict[str, tuple[Criterion, ...]]:
     return {name: tuple(Criterion(*each) for each in criteria) for name, criteria in left_out.items()}
 
 
-def _mutation_of(kind: Kind, body: Mapping[str, Any]) -> Mutation:
-    if kind is Kind.END_DAY:
-        return DayEnd(body["table_id"])
-    return Shrink(body["table_id"], tuple(Criterion(*each) for each in body["criteria"]), body["decay"])
+def _shrink(shard: Shard, body: Mapping[str, Any]) -> DoneShrink:
+    """Repeats a shrink; returns what it was answered with."""
+    entries = {entry.spec.name: entry for entry in shard.tables.values()}
+    criteria = tuple(Criterion(*each) for each in body["criteria"])
+    shrinks = [Shrink(entries[name].spec.table_id, criteria, body["decay"]) for name in body["tables"]]
+    shard.replay([], shrinks, NO_PROGRESS, [])
+    return msgspec.convert({"shrink_id": body["shrink_id"], "tables": body["tables"]}, DoneShrink)
 
 
 def _step_of(shard: Shard, record: Record) -> _Step:

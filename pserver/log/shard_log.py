@@ -40,7 +40,7 @@ from ..engine.progress import Progress
 from ..engine.table_map import TableMap
 from ..refusal import Refusal
 from ..tables.mutations import Assignment, Change, CopyMutation, DayEnd, Mutation, Push, Replacement, Shrink
-from .control_state import KIND_OF, ControlChange, ControlState, encoded_change
+from .control_state import KIND_OF, ControlChange, ControlState, DoneShrink, encoded_change
 from .loaded_rows import LoadedRows
 from .log_format import MARK_BYTES, Kind, pack_marks, padded
 from .log_writer import LogWriter
@@ -122,9 +122,7 @@ class ShardLog:
                     parts=[marks, content],
                 )
             elif isinstance(first, Shrink):
-                criteria = [[each.name, each.value] for each in first.criteria]
-                body = {"table_id": first.table_id, "criteria": criteria, "decay": first.decay}
-                self._append_json(Kind.SHRINK, body)
+                self._shrink(first, [each for each in mutations if isinstance(each, Shrink)])
             elif isinstance(first, DayEnd):
                 self._append_json(Kind.END_DAY, {"table_id": first.table_id})
             else:
@@ -139,6 +137,13 @@ class ShardLog:
             self._marks.append((lsn, watermarks))
         elif self.is_synced:  # it is no push, whose reply waits
             self.writer.sync()
+
+    def _shrink(self, first: Shrink, shrinks: Sequence[Shrink]) -> None:
+        found = {self._tables[each.table_id].spec.name: each.found for each in shrinks}
+        criteria = [[each.name, each.value] for each in first.criteria]
+        body = {"shrink_id": first.shrink_id, "criteria": criteria, "decay": first.decay, "tables": found}
+        self._append_json(Kind.SHRINK, body)
+        self.control.shrink = DoneShrink(first.shrink_id, found)
 
     def void(self) -> None:
         """Appends that the record before has no effect.

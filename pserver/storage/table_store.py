@@ -688,6 +688,15 @@ class TableStore:
         ids, row_indices = self._listed(judged >= 0)
         return ids, judged[row_indices]
 
+    def check_shrink(self) -> None:
+        """Checks that `shrink` and `decay` may be called.
+
+        Raises:
+            ValueError: A view is open, or the store is closed.
+        """
+        self._check_open()
+        self._check_no_capture("it shrinks")
+
     def shrink(self, judged: NDArray[np.int16]) -> NDArray[np.int64]:
         """Removes the rows that `judge` selected, since when no row was created or removed.
 
@@ -697,8 +706,7 @@ class TableStore:
         Raises:
             ValueError: A view is open, or the store is closed. Nothing changed.
         """
-        self._check_open()
-        self._check_no_capture("it shrinks")
+        self.check_shrink()
         is_removed = judged >= 0
         return self._remove(np.packbits(is_removed, bitorder="little"), int(is_removed.sum()), noted=True)
 

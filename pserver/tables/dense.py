@@ -33,7 +33,8 @@ from ..refusal import Refusal
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .mutations import Assignment, Average, Change, CopyMutation, Push, Replacement, RowAssignment
 from .row_asks import CacheTerms, RowAnswer
-from .table import OnChanged, Part, Post, TableContext, TableRemoval
+from .shrunk import TableRemoval
+from .table import OnChanged, Part, Post, TableContext
 
 _FIRST_ROW = np.zeros(1, np.int64)
 _ONE = np.float32(1)
@@ -412,6 +413,9 @@ class DenseTable:
     def removals(self, criteria: Sequence[Criterion], judged: NDArray[np.int16]) -> list[TableRemoval]:
         """Returns nothing: a dense array has no rows to remove."""
         return []
+
+    def check_shrink(self) -> None:
+        """Does nothing: a dense array has no rows to remove."""
 
     def shrink(self, judged: NDArray[np.int16], decay: float) -> int:
         """Returns 0: a dense array has no rows to remove."""

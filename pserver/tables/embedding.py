@@ -29,7 +29,8 @@ from .embedding_cut import EmbeddingCut, JoinedCut
 from .mutations import Assignment, Average, Change, CopyMutation, Push, Replacement, RowAssignment
 from .row_asks import CacheTerms, RowAnswer, answer
 from .row_limit import MAX_UNCHECKED_IDS, RowLimit
-from .table import Part, TableContext, TableCut, TableRemoval
+from .shrunk import TableRemoval
+from .table import Part, TableContext, TableCut
 
 _OfIds = TypeVar("_OfIds", Push, Change, RowAssignment)
 
@@ -296,6 +297,12 @@ class EmbeddingTable:
         ids, number = self.store.selected_ids(judged)
         found = [ids[number == index] for index in range(len(criteria))]
         return [TableRemoval(len(each), smallest_ids(each, self.spec.salt)) for each in found]
+
+    def check_shrink(self) -> None:
+        """As `Table.check_shrink`."""
+        self.store.check_shrink()
+        if self.admission is not None and self.admission.counters is not None:
+            self.admission.counters.store.check_shrink()
 
     def shrink(self, judged: NDArray[np.int16], decay: float) -> int:
         """As `Table.shrink`."""

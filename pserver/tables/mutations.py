@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.mode import AVG
 
+from .shrunk import ShrunkTable
+
 if TYPE_CHECKING:
     from .table import Table
 
@@ -199,6 +201,10 @@ class Shrink(NamedTuple):
     decay: float = 1.0
     judged: NDArray[np.int16] | None = None
     """Result of `Table.judge` for the table as it is now; None to judge it here."""
+    found: ShrunkTable = ShrunkTable(0, ())
+    """What is removed, for the log."""
+    shrink_id: str = ""
+    """Id of the request; empty without one. All shrinks of a commit have the same, and the same criteria and decay."""
 
     def apply_to(self, table: Table) -> int:
         """Removes the rows and returns their number."""

@@ -27,6 +27,7 @@ from .mutations import Assignment, Change, CopyMutation, Push, Replacement, RowA
 from .reply_memory import ReplyMemory
 from .row_asks import CacheTerms, RowAnswer
 from .row_limit import NO_LIMITS, RowLimits
+from .shrunk import TableRemoval
 
 
 class TableContext(NamedTuple):
@@ -50,14 +51,6 @@ Post = Callable[[Callable[[], Any]], "Future[Any]"]
 
 Part = tuple[RowsFile, Any]
 """A file of a snapshot and the section of one table in it: a `TableSection` or a `DenseSection`, as the spec says."""
-
-
-class TableRemoval(NamedTuple):
-    """The rows that a criterion removes of one shard's part of a table."""
-
-    num_removed: int
-    examples: tuple[int, ...]
-    """The removed ids with the smallest hashes."""
 
 
 class OnChanged(Protocol):
@@ -223,6 +216,13 @@ class Table(Protocol):
 
     def removals(self, criteria: Sequence[Criterion], judged: NDArray[np.int16]) -> list[TableRemoval]:
         """Returns what each criterion removes according to `judge`; for a table without rows, nothing."""
+
+    def check_shrink(self) -> None:
+        """Checks that `shrink` may be called.
+
+        Raises:
+            ValueError: A copy-on-write view is open.
+        """
 
     def shrink(self, judged: NDArray[np.int16], decay: float) -> int:
         """Multiplies shows and clicks by `decay` and removes the rows that `judge` selected; returns their number.

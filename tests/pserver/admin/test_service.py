@@ -534,30 +534,6 @@ def test_call_that_the_end_overtakes_is_refused(held: HeldControl) -> None:
         held.call(messages.StatsRequest())
 
 
-# Shrinking
-
-
-@in_loop
-async def test_a_shrink_that_is_sent_again_is_carried_out_once(held: HeldControl, monkeypatch: Any) -> None:
-    calls, shrink = [], held.shard.shrink
-    monkeypatch.setattr(held.shard, "shrink", lambda *a, **more: calls.append(more["decay"]) or shrink(*a, **more))
-    criteria = [messages.ShrinkCriterion(name="min_norm", value=1.0)]
-    for shrink_id in ("a", "a", "b"):
-        await held.start(messages.ShrinkRequest(criteria=criteria, decay=0.5, shrink_id=shrink_id))
-    assert calls == [0.5, 0.5]
-
-
-@in_loop
-async def test_a_shrink_begins_an_epoch_of_copies(held: HeldControl) -> None:
-    await held.start(registration(SGD))
-    criteria = [messages.ShrinkCriterion(name="min_norm", value=1.0)]
-    epochs = []
-    for sequence, dry_run in enumerate((True, True, False), 1):
-        await held.start(messages.ShrinkRequest(criteria=criteria, decay=1.0, shrink_id=f"{sequence}", dry_run=dry_run))
-        epochs.append((await held.start(barrier(0, sequence=sequence))).copies_epoch)
-    assert epochs == [INCARNATION, INCARNATION, INCARNATION + 1]
-
-
 # A pserver that was started again
 
 

@@ -14,7 +14,8 @@ from fleet_sparse.core.watermark import Watermark
 from fleet_sparse.errors import ErrorCode, TableMismatch
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.tables.mutations import DayEnd, Push
-from fleet_sparse.pserver.tables.table import Table, TableRemoval
+from fleet_sparse.pserver.tables.shrunk import TableRemoval
+from fleet_sparse.pserver.tables.table import Table
 from fleet_sparse.wire.frame_format import Action, Block, FrameError, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
 from support.shards import (

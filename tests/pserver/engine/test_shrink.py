@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.criteria import Criterion, smallest_ids
 from fleet_sparse.core.entries import Entry
-from fleet_sparse.pserver.engine.shard import ShrunkTable
+from fleet_sparse.pserver.tables.shrunk import ShrunkTable
 from support.admissions import CountedJob, count_filter, table
 from support.shards import push
 
