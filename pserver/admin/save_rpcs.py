@@ -30,6 +30,7 @@ from ..tables.table import Post
 from .background import Signal, in_thread, task_of
 from .checkpoint_link import CheckpointLink
 from .checkpoints import Checkpoints
+from .log_appends import LogAppends
 from .membership import Membership
 from .root import resolve_under
 from .snapshot_writer import Save
@@ -109,6 +110,7 @@ class SaveService:
         shard: Used only by posted tasks.
         post: Runs a task in the thread that owns the shard.
         on_data_thread: As `post`, for this event loop.
+        appends: Appends to the log of the shard.
         membership: Workers of the job.
         root: Directory or URL under which snapshots lie.
         positions_s: Seconds that a save waits for the workers' positions.
@@ -123,6 +125,7 @@ class SaveService:
         *,
         post: Post,
         on_data_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        appends: LogAppends,
         membership: Membership,
         root: str,
         positions_s: float,
@@ -133,6 +136,7 @@ class SaveService:
         self._shard = shard
         self._post = post
         self._on_data_thread = on_data_thread
+        self._appends = appends
         self._membership = membership
         self._root = root
         self._positions_s = positions_s
@@ -141,6 +145,7 @@ class SaveService:
         self._checkpoints = checkpoints
         self._running: _Running | None = None
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
+        self._committed: deque[str] = deque(maxlen=MAX_ENDED)  # of them, those after which nothing is left to do
         self._changed = Signal()  # sent when a save begins or ends
         self._is_stopping = False
 
@@ -368,15 +373,46 @@ class SaveService:
         return messages.FinishSaveReply(snapshot=path, checksum=manifest.checksum, num_rows=manifest.num_rows)
 
     async def end(self, request: messages.EndSaveRequest) -> messages.EndSaveReply:
-        """Answers EndSave once nothing of the save is left."""
-        running = self._running
-        if running is None or running.save.save_id != request.save_id:
-            if request.save_id not in self._ended:  # it never began here, and must not begin any more
-                self._ended.append(request.save_id)
-                self._changed.send()
-            return messages.EndSaveReply()
-        await self._end(running, request.checksum if request.committed else None)
+        """Answers EndSave once nothing of the save is left.
+
+        Raises:
+            SnapshotError: The save was committed, and this pserver does not know it, or gave it up.
+            LogFull: The end of a day has found no room in the log. The call may be repeated.
+        """
+        save_id, running = request.save_id, self._running
+        if running is not None and running.save.save_id == save_id:
+            await self._end(running, request.checksum if request.committed else None)
+        elif save_id not in self._ended and not request.committed:  # it never began here, and must not begin any more
+            self._ended.append(save_id)
+            self._changed.send()
+        if request.committed and save_id not in self._committed:
+            await self._complete(save_id)
         return messages.EndSaveReply()
+
+    async def _complete(self, save_id: str) -> None:
+        """Completes the end of a committed save that the process before had cut, or whose day found no room to end."""
+        if not await self._appends.append(partial(self._end_day, save_id)):
+            raise SnapshotError(
+                f"save {save_id}: shard {self._shard.shard_index} does not know it: it was started again "
+                "without a log, or gave the save up. The snapshot is complete"
+            )
+        await self._appends.sync()
+        self._committed.append(save_id)
+
+    def _end_day(self, save_id: str) -> bool:
+        """Ends the day of a save that the log has, unless that is done; returns whether it has the save.
+
+        Runs on the data thread.
+        """
+        save = None if self._shard.log is None else self._shard.log.control.save
+        if save is None or save.save_id != save_id:
+            return False
+        if save.ends_day and not save.has_ended:
+            specs = [entry.spec for entry in self._shard.tables.values()]
+            self._shard.end_day(
+                [spec.table_id for spec in specs if not save.tables or spec.name in save.tables], save_id
+            )
+        return True
 
     async def _end(self, running: _Running, committed_as: int | None) -> None:
         """Ends a save, whatever it is doing; completely even if its caller is cancelled."""
@@ -405,6 +441,11 @@ class SaveService:
             if committed_as is None and self._shard.shard_index == 0:
                 store, plan = self._store(running.plan.dirname), _plan_of(running.plan)
                 await in_thread(store.abandon, plan, running.save.save_id)
+            if committed_as is not None:
+                await self._appends.append(running.save.end_day)
+                if running.save.ends_day:
+                    await self._appends.sync()
+                self._committed.append(running.save.save_id)
         finally:
             self._forget(running)
 

@@ -158,6 +158,7 @@ class ControlService:
             shard,
             post=post,
             on_data_thread=self._on_data_thread,
+            appends=appends,
             membership=self._membership,
             root=settings.root,
             positions_s=settings.positions_s,

@@ -19,7 +19,7 @@ from fleet_sparse.snapshot.rows_writer import RowsWriter
 
 from ..engine.shard import Shard
 from ..log.checkpoint import Checkpoint, may_be_checkpoint
-from ..tables.mutations import DayEnd
+from ..log.control_state import CutSave
 from ..tables.table import OnChanged, Post, Table, TableCut
 
 
@@ -40,7 +40,7 @@ class Save:
         tables: Names of the only tables to save; empty for all tables and dense arrays.
         ends_day: True if a day of the tables ends with the save: in the file, and in the stores once it is committed.
         left_out: By table, checked criteria of the rows that are not saved.
-        is_logged: True if the log of the shard notes what a committed save means for the next delta.
+        is_logged: True if the log of the shard notes the save, and what it means for days and the next delta.
     """
 
     def __init__(
@@ -60,9 +60,10 @@ class Save:
         self._names = frozenset(tables)
         self._ends_day = ends_day
         self._left_out = left_out
-        self._log = shard.log if is_logged and not tables else None
+        self._log = shard.log if is_logged else None
         self._has_base = False  # a delta may follow the cut
         self._is_cut = False
+        self._ended_table_ids: list[int] = []  # of the tables whose day is to end
         self._saved: list[_Saved] = []
         self._watermarks: list[Watermark] = []
         self._given_up = threading.Event()
@@ -76,6 +77,11 @@ class Save:
     def is_given_up(self) -> bool:
         """True once `give_up` was called."""
         return self._given_up.is_set()
+
+    @property
+    def ends_day(self) -> bool:
+        """True if a day of the tables ends with the save."""
+        return self._ends_day
 
     @property
     def lacks_rows(self) -> bool:
@@ -136,7 +142,8 @@ class Save:
                     cut = table.capture(only_changed=self._base is not None, ends_day=self._ends_day, left_out=left_out)
                     self._saved.append(_Saved(table, cut))
             if self._log is not None:
-                self._log.cut_save(self.save_id, self._left_out)
+                cut_save = CutSave(self.save_id, self._ends_day, tuple(sorted(self._names)))
+                self._log.cut_save(cut_save, self._left_out)
         except BaseException:
             self.end(None)
             raise
@@ -193,7 +200,8 @@ class Save:
         self._given_up.set()
 
     def end(self, committed_as: int | None) -> bool:
-        """Ends the save. To be called in the thread that owns the shard, not while `write` runs.
+        """Ends the save; if it was committed, `end_day` follows. To be called in the thread that owns the shard, not
+        while `write` runs.
 
         Args:
             committed_as: Checksum of the manifest that names the file; None if the save failed: what changed up to the
@@ -203,11 +211,20 @@ class Save:
             False if the log of the shard should have the end, and has it not.
         """
         is_logged = not self._is_cut or self._log is None or self._log.end_save(self.save_id, committed_as)
-        for table, cut in self._saved:
+        for _, cut in self._saved:
             cut.end(kept=committed_as is not None and self.is_complete)
-            if committed_as is not None and self._ends_day:
-                self._shard.commit([], [DayEnd(table.spec.table_id)])
+        if committed_as is not None and self._ends_day:
+            self._ended_table_ids = [table.spec.table_id for table, _ in self._saved]
         if committed_as is not None and self.is_complete:
             self._shard.note_saved(committed_as)
         self._saved, self._is_cut = [], False
         return is_logged
+
+    def end_day(self) -> None:
+        """Ends a day of the tables of a committed save that ends one; otherwise, and if it is called again, nothing.
+
+        Raises:
+            LogFull: As `Shard.end_day`.
+        """
+        self._shard.end_day(self._ended_table_ids, self.save_id)
+        self._ended_table_ids = []

@@ -23,7 +23,7 @@ from fleet_sparse.wire.frame_format import PULLS, PUSHES, Block, Header, Op
 from ..refusal import Refusal
 from ..storage.memory_layout import MemoryLayout
 from ..tables.merger import Merger
-from ..tables.mutations import CopyMutation, Mutation, Shrink
+from ..tables.mutations import CopyMutation, DayEnd, Mutation, Shrink
 from ..tables.reply_memory import ReplyMemory
 from ..tables.row_limit import NO_LIMITS, RowLimits
 from ..tables.shrunk import ShrunkTable
@@ -485,6 +485,19 @@ class Shard:
                 if self.job is not None and any(each.num_removed for each in shrink.found.removals):
                     self.job.early_pulls.mark_all(shrink.table_id)
         return found
+
+    def end_day(self, table_ids: Sequence[int], save_id: str = "") -> None:
+        """Ends a day of tables, of all or of none.
+
+        Args:
+            table_ids: The tables. No copy-on-write view of them is open, and their day can end.
+            save_id: Id of the save with which the day ends.
+
+        Raises:
+            LogFull: The disk of the log has no room. Nothing changed.
+        """
+        if table_ids:
+            self._commit_alone([DayEnd(table_id, save_id) for table_id in table_ids])
 
     def _commit_alone(self, mutations: Sequence[Mutation]) -> None:
         """Commits what no push stands for.

@@ -94,6 +94,22 @@ class DoneShrink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables: dict[str, ShrunkTable]
 
 
+class CutSave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A save that was cut here.
+
+    Attributes:
+        save_id: Id of the save.
+        ends_day: True if it ends a day of its tables.
+        tables: Names of the only tables that it saves; empty for all.
+        has_ended: True once it was committed and all that this changes is done.
+    """
+
+    save_id: str
+    ends_day: bool
+    tables: tuple[str, ...]
+    has_ended: bool = False
+
+
 ControlChange = RegisteredWorker | BarrierOpening | ReportedProgress | LineageChange
 """A change of the control plane, which is the body of a record."""
 
@@ -118,6 +134,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         num_loads: Number of loads into the running job.
         newest_load: Id of the newest of them; empty before the first.
         shrink: The newest shrink; None before the first.
+        save: The newest save that was cut, unless it has failed; None before the first.
         lineages: The job's snapshots, by series.
     """
 
@@ -129,6 +146,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
     num_loads: int = 0
     newest_load: str = ""
     shrink: DoneShrink | None = None
+    save: CutSave | None = None
     lineages: dict[str, Lineage] = {}
 
     @property
@@ -152,6 +170,17 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         """A snapshot was loaded into the running job."""
         self.num_loads += 1
         self.newest_load = load_id
+
+    def note_end(self, save_id: str, *, is_committed: bool) -> None:
+        """A save has ended. If a day of its tables ends with it, that follows."""
+        if self.save is not None and self.save.save_id == save_id:
+            done = msgspec.structs.replace(self.save, has_ended=not self.save.ends_day)
+            self.save = done if is_committed else None
+
+    def note_day_end(self, save_id: str) -> None:
+        """A day of the tables of a committed save has ended."""
+        if self.save is not None and self.save.save_id == save_id:
+            self.save = msgspec.structs.replace(self.save, has_ended=True)
 
     def _register(self, change: RegisteredWorker) -> None:
         if change.begins_job:

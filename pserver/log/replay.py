@@ -23,7 +23,7 @@ from ..engine.shard import Shard
 from ..tables.admission import statistics_of
 from ..tables.mutations import Assignment, Change, DayEnd, Mutation, Push, Replacement, RowAssignment, Shrink
 from ..tables.row_limit import MEMORY_USE
-from .control_state import CHANGE_OF, ControlState, DoneShrink, parse_change
+from .control_state import CHANGE_OF, ControlState, CutSave, DoneShrink, parse_change
 from .loaded_rows import LoadedRows
 from .log_format import Kind, Record, corrupt
 from .log_reader import LogReader
@@ -89,11 +89,9 @@ def replay(
                 save.end(is_kept=kind is Kind.END_SAVE and json.loads(record.body)["checksum"] is not None)
                 save = None
             if kind is Kind.CUT:
-                save = ReplayedSave(shard, _criteria_by_table(record.body))
+                save = _cut(shard, json.loads(record.body), control)
             elif kind is Kind.END_SAVE:
-                checksum = _checksum_of(json.loads(record.body)["checksum"])
-                if checksum is not None:
-                    shard.note_saved(checksum)
+                _end_save(shard, json.loads(record.body), control)
             elif kind in CHANGE_OF:
                 control.apply(parse_change(kind, record.body))
             elif kind is not Kind.STATE:
@@ -143,7 +141,9 @@ def _carry_out(
     elif kind is Kind.SHRINK:
         control.shrink = _shrink(shard, json.loads(record.body))
     elif kind is Kind.END_DAY:
-        shard.replay([], [DayEnd(json.loads(record.body)["table_id"])], NO_PROGRESS, [])
+        body = json.loads(record.body)
+        shard.replay([], [DayEnd(table_id) for table_id in body["table_ids"]], NO_PROGRESS, [])
+        control.note_day_end(body["save_id"])
     else:
         mutations, progress = _step_of(shard, record)
         shard.replay(record.marks, mutations, progress, record.left)
@@ -175,13 +175,24 @@ def _restore_changes(shard: Shard, block: Block, body: Mapping[str, Any]) -> Non
     entry.table.restore_changes(block.ids, is_removed=body["is_removed"], is_counter=body["is_counter"])
 
 
+def _cut(shard: Shard, body: Mapping[str, Any], control: ControlState) -> ReplayedSave | None:
+    """Returns the save, if it decides what the next delta contains: it is one of all tables."""
+    control.save = CutSave(body["save_id"], body["ends_day"], tuple(body["tables"]))
+    if body["tables"]:
+        return None
+    left_out = {name: tuple(Criterion(*each) for each in criteria) for name, criteria in body["left_out"].items()}
+    return ReplayedSave(shard, left_out)
+
+
+def _end_save(shard: Shard, body: Mapping[str, Any], control: ControlState) -> None:
+    checksum, save = _checksum_of(body["checksum"]), control.save
+    if checksum is not None and (save is None or not save.tables):
+        shard.note_saved(checksum)
+    control.note_end(body["save_id"], is_committed=checksum is not None)
+
+
 def _checksum_of(text: str | None) -> int | None:
     return None if text is None else int(text, 16)
-
-
-def _criteria_by_table(body: bytes) -> dict[str, tuple[Criterion, ...]]:
-    left_out = json.loads(body)["left_out"]
-    return {name: tuple(Criterion(*each) for each in criteria) for name, criteria in left_out.items()}
 
 
 def _shrink(shard: Shard, body: Mapping[str, Any]) -> DoneShrink:

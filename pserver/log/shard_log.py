@@ -40,7 +40,7 @@ from ..engine.progress import Progress
 from ..engine.table_map import TableMap
 from ..refusal import Refusal
 from ..tables.mutations import Assignment, Change, CopyMutation, DayEnd, Mutation, Push, Replacement, Shrink
-from .control_state import KIND_OF, ControlChange, ControlState, DoneShrink, encoded_change
+from .control_state import KIND_OF, ControlChange, ControlState, CutSave, DoneShrink, encoded_change
 from .loaded_rows import LoadedRows
 from .log_format import MARK_BYTES, Kind, pack_marks, padded
 from .log_writer import LogWriter
@@ -124,7 +124,9 @@ class ShardLog:
             elif isinstance(first, Shrink):
                 self._shrink(first, [each for each in mutations if isinstance(each, Shrink)])
             elif isinstance(first, DayEnd):
-                self._append_json(Kind.END_DAY, {"table_id": first.table_id})
+                table_ids = [each.table_id for each in mutations if isinstance(each, DayEnd)]
+                self._append_json(Kind.END_DAY, {"save_id": first.save_id, "table_ids": table_ids})
+                self.control.note_day_end(first.save_id)
             else:
                 kind, op, blocks = self._blocks_of(mutations, progress)
                 parts = [marks, *_encoded(op, blocks)]
@@ -181,10 +183,12 @@ class ShardLog:
         self._append_body(KIND_OF[type(change)], encoded_change(change) if body is None else body)
         self.control.apply(change)
 
-    def cut_save(self, save_id: str, left_out: Mapping[str, Sequence[Criterion]]) -> None:
-        """Appends that a save of all tables was cut."""
+    def cut_save(self, save: CutSave, left_out: Mapping[str, Sequence[Criterion]]) -> None:
+        """Appends that a save was cut."""
         criteria = {name: [[each.name, each.value] for each in some] for name, some in left_out.items()}
-        self._append_json(Kind.CUT, {"save_id": save_id, "left_out": criteria})
+        body = {"save_id": save.save_id, "left_out": criteria, "ends_day": save.ends_day, "tables": save.tables}
+        self._append_json(Kind.CUT, body)
+        self.control.save = save
 
     def end_save(self, save_id: str, checksum: int | None) -> bool:
         """Appends that the save that was cut last ended, with the checksum of its manifest if it was committed.
@@ -198,6 +202,7 @@ class ShardLog:
         except (LogFull, LogFailed) as error:
             _log.warning("save %s: its end is not in the log: %s", save_id, error)
             return False
+        self.control.note_end(save_id, is_committed=checksum is not None)
         return True
 
     def note_changed(self, spec: TableSpec, ids: NDArray[np.int64], *, is_removed: bool) -> None:

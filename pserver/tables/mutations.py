@@ -220,6 +220,8 @@ class DayEnd(NamedTuple):
     """End of a day of a table."""
 
     table_id: int
+    save_id: str = ""
+    """Id of the save that ends the day; empty without one. All day ends of a commit have the same."""
 
     def apply_to(self, table: Table) -> int:
         """Returns 0, the number of rows changed."""

@@ -176,8 +176,8 @@ class Rpc:
 
     Every call with a timeout ends: while nobody listens it is repeated for `patience_s`, by default
     its own `patience_s`; a call without an answer ends after its timeout. Both raise `ShardUnavailable`. Any call may
-    be repeated: the next process of a pserver with a log knows what the one before has done. One without a log lacks it and
-    carries it out again.
+    be repeated: the next process of a pserver with a log knows what the one before has done. One without a log lacks
+    it, and carries it out again.
 
     Args:
         transport: Carries the calls.

@@ -21,6 +21,7 @@ class Save:
     """A save that this worker coordinates: `begin`, then `finish`. A job has one at a time.
 
     If either of them raises, no pserver keeps anything of the save: earlier snapshots stay, and training may continue.
+    The only exception is a day that ends with a complete snapshot.
 
     Args:
         control: Control client of the coordinator.
@@ -95,14 +96,20 @@ class Save:
         """Returns the path or URL of the snapshot, as a load accepts it, once it is durable.
 
         Raises:
-            SnapshotError: A pserver could not write.
+            SnapshotError: A pserver could not write. Or the snapshot is complete and ends a day, which has not ended on
+                all pservers.
             ShardUnavailable: A pserver is gone.
         """
         plan = self._plan
         with self._ended_by_errors(plan.save_id):
             files = self._rpcs.write_save(plan.save_id)
             finished = self._rpcs.finish_save(plan, files, self._keep_last)
-            self._rpcs.end_save(plan.save_id, committed=True, checksum=finished.checksum)
+        errors = self._rpcs.end_save(plan.save_id, committed=True, checksum=finished.checksum)
+        if errors and self._ends_day:
+            raise SnapshotError(
+                f"{finished.snapshot}: the snapshot is complete, but the day has not ended on all pservers. Load "
+                f"the snapshot, which has the day. {errors[0]}"
+            ) from errors[0]
         self.num_rows = finished.num_rows
         snapshot: str = finished.snapshot
         return snapshot

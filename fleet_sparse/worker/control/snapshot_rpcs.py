@@ -122,8 +122,11 @@ class SnapshotRpcs:
         reply: messages.FinishSaveReply = self._rpc.call(0, "FinishSave", request, self._settings.barrier_s)
         return reply
 
-    def end_save(self, save_id: str, *, committed: bool, checksum: int = 0) -> None:
-        """Tells every shard that a save has ended. A shard that is not reached ends it when the next save begins.
+    def end_save(self, save_id: str, *, committed: bool, checksum: int = 0) -> list[FleetSparseError]:
+        """Tells every shard that a save has ended; returns the errors of those that did not end it, which are logged.
+
+        A shard that has not ended a save ends it when the next one begins, as one without a snapshot. A committed one
+        therefore waits for pservers that are being started again.
 
         Args:
             save_id: Id of the save.
@@ -131,14 +134,17 @@ class SnapshotRpcs:
             checksum: Checksum of its manifest.
         """
         if self._rpc.closed.is_set():
-            return
+            return []
         request = messages.EndSaveRequest(save_id=save_id, committed=committed, checksum=checksum)
-        replies = self._rpc.try_all("EndSave", request, self._settings.deadline_s, patience_s=self._settings.retry_s)
-        for shard, reply in enumerate(replies):
+        patience_s = self._rpc.patience_s if committed else self._settings.retry_s
+        timeout_s = max(self._settings.deadline_s, patience_s)
+        errors = []
+        for shard, reply in enumerate(self._rpc.try_all("EndSave", request, timeout_s, patience_s=patience_s)):
             if isinstance(reply, FleetSparseError):
-                logger.warning(
-                    "save %s: %s does not know that it has ended: %s", save_id, self._rpc.where(shard), reply
-                )
+                where = self._rpc.where(shard)
+                logger.warning("save %s: %s does not know that it has ended: %s", save_id, where, reply)
+                errors.append(reply)
+        return errors
 
     def await_save(self, last_save_id: str) -> str:
         """Returns the id of a save once one begins that is not `last_save_id`; empty if none began for a while.

@@ -214,7 +214,7 @@ def test_a_load_is_durable_before_it_is_answered(logged: HeldControl) -> None:
 
 
 @pytest.mark.guarantee("W14")
-def test_a_load_whose_rows_cannot_be_written_changes_nothing(
+def test_a_load_whose_rows_are_not_written_changes_nothing(
     logged: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(save: Save, *arguments: Any) -> None:
@@ -236,7 +236,7 @@ def test_a_load_whose_rows_cannot_be_written_changes_nothing(
 
 
 @pytest.mark.guarantee("W14")
-def test_pushes_behind_a_load_stay_although_no_checkpoint_can_be_written(
+def test_pushes_behind_a_load_stay_if_no_checkpoint_is_written(
     logged: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -305,7 +305,7 @@ def test_a_load_is_answered_again_by_the_next_process(logged: HeldControl, tmp_p
     close_log(again)
 
 
-def test_a_load_that_is_lost_with_its_process_is_refused_by_the_next_one(logged: HeldControl, tmp_path: Path) -> None:
+def test_the_next_process_refuses_a_load_that_was_not_done(logged: HeldControl, tmp_path: Path) -> None:
     logged.call(STAGE)
     again = HeldControl(tmp_path, shard=recovered(logged.shard))
     with pytest.raises(SnapshotError, match="load again"):

@@ -49,7 +49,7 @@ async def test_a_shrink_that_is_sent_again_is_carried_out_once(
 
 
 @in_loop
-async def test_a_dry_run_between_two_calls_does_not_repeat_a_shrink(
+async def test_a_dry_run_between_two_calls_repeats_no_shrink(
     held: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = decays(held, monkeypatch)
@@ -89,7 +89,7 @@ def next_process(held: HeldControl, root: Path) -> HeldControl:
 
 @pytest.mark.guarantee("W15")
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_the_next_process_answers_a_shrink_as_the_first_one_did(
+def test_the_next_process_answers_a_shrink_as_the_first_one(
     logged: HeldControl, tmp_path: Path, has_checkpoint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reply = logged.call(request("a"))

@@ -129,6 +129,7 @@ class Twins:
     def end(self, checksum: int | None) -> None:
         for save in self.saves:
             save.end(checksum)
+            save.end_day()
         self.saves = []
 
     def checkpoint(self) -> None:

@@ -86,6 +86,22 @@ def test_a_pserver_that_is_gone_is_named(control: ControlClient, pservers: FakeP
     assert {shard for shard, _ in pservers.asked_for("EndSave")} == {0, 1}
 
 
+def test_a_day_that_has_not_ended_everywhere_is_an_error(control: ControlClient, pservers: FakePservers) -> None:
+    save = Save(control, "model", ends_day=True)
+    save.begin(POSITION)
+    pservers.fails("EndSave", SnapshotError("unknown"), shard=1)
+    with pytest.raises(SnapshotError, match="000003-full"):
+        save.finish()
+    assert ends(pservers) == [(save_ids(pservers)[0], True)]
+
+
+def test_an_end_without_a_day_that_a_shard_refuses_is_no_error(control: ControlClient, pservers: FakePservers) -> None:
+    save = Save(control, "model")
+    save.begin(POSITION)
+    pservers.fails("EndSave", SnapshotError("unknown"), shard=1)
+    assert save.finish() == "000003-full"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from fleet_sparse.core.criteria import Criterion
@@ -8,7 +11,7 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.rpc import Unreachable
 from fleet_sparse.worker.modes.step import Progress
-from support.fake_pservers import QUICK, SPEC, FakePservers
+from support.fake_pservers import QUICK, SPEC, FakePservers, registered
 
 # Saves
 
@@ -55,6 +58,26 @@ def test_end_that_a_shard_does_not_hear_is_no_error(
     control.snapshots.end_save("a", committed=False)
     assert {shard for shard, _ in pservers.asked_for("EndSave")} == {0, 1}
     assert "save a: shard 0 at host-a:1" in caplog.text
+
+
+@pytest.mark.guarantee("W15")
+def test_the_end_of_a_committed_save_waits_for_a_pserver(pservers: FakePservers) -> None:
+    num_refused = 0
+
+    def answer(shard: int, method: str, request: Any) -> Any:
+        nonlocal num_refused
+        if method == "Register":
+            return registered(shard, is_supervised=True)
+        if method == "EndSave" and shard == 0 and num_refused < 3:
+            num_refused += 1
+            raise Unreachable("connection refused")
+        return pservers.usual(shard, method, request)
+
+    pservers.answer = answer
+    with ControlClient(pservers, replace(QUICK, deadline_s=0.0, retry_s=0.0)) as control:
+        control.register([SPEC], 0, 1)
+        assert control.snapshots.end_save("a", committed=True, checksum=5) == []
+    assert num_refused == 3
 
 
 def test_closed_client_ends_no_save(control: ControlClient, pservers: FakePservers) -> None:
