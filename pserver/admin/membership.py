@@ -40,6 +40,8 @@ class Registrant(NamedTuple):
     launch: Launch = Launch()
     is_supervised: bool = False
     """True if it is started again if it dies."""
+    log_job_id: int = 0
+    """As of `RegisterRequest`."""
 
     @property
     def where(self) -> str:

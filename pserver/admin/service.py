@@ -333,6 +333,7 @@ class ControlService:
             request.job_id,
             _launch_of(request),
             request.is_supervised,
+            request.log_job_id,
         )
         self._take_over_from(request)
         resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
@@ -451,6 +452,7 @@ class ControlService:
             has_log=self._has_log,
             acks_precede_durability=self._has_log and not self._is_synced,
             open_barriers=sorted(self._membership.open_barriers),
+            log_job_id=0 if self._shard.log is None else self._shard.log.control.log_job_id,
             max_staged_bytes=self._max_staged_bytes,
         )
 
@@ -645,7 +647,8 @@ class ControlService:
             )
             joining.has_joined = True
         if self._shard.log is not None and not joining.is_noted:
-            joining.note_in(self._shard.log, mode)
+            is_empty = not any(mark.watermark for mark in self._shard.ledger.watermarks())
+            joining.note_in(self._shard.log, mode, is_empty=is_empty)
             joining.is_noted = True
         if refusal is not None:
             raise refusal
@@ -701,9 +704,10 @@ class _Joining:
     is_noted: bool = False
     """True once the log has the registration."""
 
-    def note_in(self, log: ShardLog, mode: Mode | None) -> None:
-        """Appends the registration to the log."""
+    def note_in(self, log: ShardLog, mode: Mode | None, *, is_empty: bool) -> None:
+        """Appends the registration to the log. `is_empty` is True if no push was applied."""
         who, joined = self.registrant, self.joined
+        log_job_id = log.control.log_job_id_with(joined.job_id, who.log_job_id, is_empty=is_empty)
         log.note(
             RegisteredWorker(
                 who.worker_index,
@@ -715,6 +719,7 @@ class _Joining:
                 who.launch,
                 joined.begins_job,
                 self.num_loads,
+                log_job_id,
             )
         )
 

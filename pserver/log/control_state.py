@@ -25,6 +25,7 @@ class RegisteredWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         launch: Job id, machine and launcher of the process.
         begins_job: True if the workers before are of an earlier job.
         num_loads: Number of loads into the running job when the client registered first.
+        log_job_id: As of `ControlState`.
     """
 
     worker: int
@@ -36,6 +37,7 @@ class RegisteredWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launch: tuple[str, str, str]
     begins_job: bool
     num_loads: int
+    log_job_id: int = 0
 
 
 class BarrierOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,6 +136,9 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         num_loads: Number of loads into the running job.
         newest_load: Id of the newest of them; empty before the first.
         shrink: The newest shrink; None before the first.
+        log_job_id: Id of the job with which the log begins: the first one that has started. All shards of a job have
+            the same, also if later jobs continue with their rows. 0 before the first registration.
+        has_started: True once a barrier has opened: the workers of a job had registered with all shards.
         save: The newest save that was cut, unless it has failed; None before the first.
         lineages: The job's snapshots, by series.
     """
@@ -147,6 +152,8 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
     newest_load: str = ""
     shrink: DoneShrink | None = None
     save: CutSave | None = None
+    log_job_id: int = 0
+    has_started: bool = False
     lineages: dict[str, Lineage] = {}
 
     @property
@@ -161,6 +168,7 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         elif isinstance(change, BarrierOpening):
             self._drop_passages(change.passed, change.name)
             self.openings.append(change)
+            self.has_started = True
         elif isinstance(change, ReportedProgress):
             self.progress[change.worker] = change
         else:
@@ -197,6 +205,21 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         elif change.mode is None:
             change = msgspec.structs.replace(change, mode=known.mode)
         self.workers[change.worker] = change
+        self.log_job_id = change.log_job_id
+
+    def log_job_id_with(self, job_id: int, of_first_shard: int, *, is_empty: bool) -> int:
+        """Returns the `log_job_id` once a worker has registered.
+
+        A job that did not get beyond its registrations may have reached only some of the shards: the next one takes its
+        place on all of them.
+
+        Args:
+            job_id: Id of the worker's job.
+            of_first_shard: The `log_job_id` of shard 0; 0 for shard 0 itself.
+            is_empty: True if the shard has no push.
+        """
+        has_job = not is_empty or self.has_started or of_first_shard not in (0, job_id)
+        return self.log_job_id if self.log_job_id and has_job else job_id
 
     def _is_same_alone(self, change: RegisteredWorker) -> bool:
         """Returns whether a process takes the place of the only worker of its launch, as of `Membership.register`."""

@@ -126,7 +126,7 @@ class Registrar:
         timeout_s = self._settings.deadline_s if self.registrations else self._settings.connect_s
         patience_s = timeout_s if patience_s is None else patience_s
         first = self._rpc.call(0, "Register", request, timeout_s, patience_s=patience_s)
-        request.job_id = first.job_id
+        request.job_id, request.log_job_id = first.job_id, first.log_job_id
         others = self._rpc.call_all(
             "Register", request, timeout_s, patience_s=patience_s, shards=range(1, self._rpc.num_shards)
         )
@@ -171,6 +171,7 @@ class Registrar:
                     f"{where}: it loaded another snapshot than shard 0. Start all pservers with one, by its name: "
                     'fleet.init_server("model/000002-full")'
                 )
+        self._check_logs(registrations)
         for known, registration in zip(self.registrations, registrations, strict=False):
             if known.incarnation != registration.incarnation and not self.can_fail_over:
                 raise ShardUnavailable(
@@ -179,6 +180,17 @@ class Registrar:
                     "gone. Load the last snapshot and start the workers again",
                     shard=known.shard,
                     endpoint=self._rpc.endpoint(known.shard),
+                )
+
+    def _check_logs(self, registrations: Sequence[Registration]) -> None:
+        """Refuses pservers of which some continue the rows of another job than the others."""
+        logged = [each for each in registrations if each.log_job_id]
+        for each in logged:
+            if each.log_job_id != logged[0].log_job_id:
+                raise SettingError(
+                    f"{self._rpc.where(each.shard)}: its log begins with job {each.log_job_id:016x}, that of shard "
+                    f"{logged[0].shard} with {logged[0].log_job_id:016x}: one of them has rows of a job that the other "
+                    "does not have. Start the job with another FLEET_SPARSE_JOB_ID; the logs are then set aside"
                 )
 
 
@@ -202,6 +214,7 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         reply.acks_precede_durability,
         reply.pushed_step,
         reply.max_staged_bytes,
+        reply.log_job_id,
     )
 
 

@@ -74,6 +74,8 @@ class Registration(NamedTuple):
     """In a job that counts steps: the newest step of this worker that the shard has."""
     max_staged_bytes: int = 0
     """Largest total size of the pushes that it stages for a step."""
+    log_job_id: int = 0
+    """The job with which the log of the pserver begins; 0 without one."""
 
 
 class Resumption(NamedTuple):

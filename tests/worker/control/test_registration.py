@@ -82,14 +82,28 @@ def test_pserver_that_does_not_come_up_is_named(pservers: FakePservers) -> None:
         ({"cluster_id": 9}, "shard 1 at host-b:2: .*0000000000000009"),
         ({"placement_version": 2}, "shard 1 at host-b:2: .*2, shard 0 has 1"),
         ({"resumed": "{}"}, "shard 1 at host-b:2: .*init_server"),
+        ({"log_job_id": 255}, "shard 1 at host-b:2: .*00000000000000ff.*0000000000000037"),
     ],
 )
 def test_pservers_that_do_not_belong_together_are_refused(
     control: ControlClient, pservers: FakePservers, changed: dict[str, Any], message: str
 ) -> None:
-    pservers.answer = lambda shard, method, request: registered(**{"shard": shard, **(changed if shard == 1 else {})})
+    pservers.answer = lambda shard, method, request: registered(
+        **{"shard": shard, "log_job_id": JOB_ID, **(changed if shard == 1 else {})}
+    )
     with pytest.raises(SettingError, match=message):
         control.register([SPEC], 0, 1)
+
+
+def test_pservers_with_and_without_a_log_belong_together(control: ControlClient, pservers: FakePservers) -> None:
+    pservers.answer = lambda shard, method, request: registered(shard, log_job_id=JOB_ID * shard)
+    assert len(control.register([SPEC], 0, 1)) == 2
+
+
+def test_the_log_of_shard_0_is_named_to_the_others(control: ControlClient, pservers: FakePservers) -> None:
+    pservers.answer = lambda shard, method, request: registered(shard, log_job_id=7)
+    control.register([SPEC], 0, 1)
+    assert [(shard, each.log_job_id) for shard, each in pservers.asked_for("Register")] == [(0, 0), (1, 7)]
 
 
 def test_further_tables_may_be_registered(control: ControlClient, pservers: FakePservers) -> None:
