@@ -104,8 +104,10 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Frame, Header, Op
+from fleet_sparse.worker.control import save as control_save
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.failover import Failover
+from fleet_sparse.worker.modes.step import Progress
 from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.link_errors import LinkErrors
 from fleet_sparse.worker.net.request import Request
@@ -787,6 +789,19 @@ def _no_directory_for_the_log(where: Path) -> None:
 
 @entry(
     SettingError,
+    "shard 1 at host-b:2: its log begins with job 00000000000000ff, that of shard 0 with 0000000000000001: one of them "
+    "has rows of a job that the other does not have. Start the job with another FLEET_SPARSE_JOB_ID; the logs are then "
+    "set aside",
+)
+def _other_log(_: Path) -> None:
+    pservers = fake_pservers.FakePservers()
+    pservers.answer = lambda shard, *_: fake_pservers.registered(shard, log_job_id=255 if shard else 1)
+    with ControlClient(pservers, fake_pservers.QUICK) as control:
+        control.register([], 0, 1)
+
+
+@entry(
+    SettingError,
     "FLEET_SPARSE_COORDINATOR: 'etcd://127.0.0.1:1/job' cannot be reached: <...>. Start it, or correct the variable",
 )
 def _no_coordinator(where: Path) -> None:
@@ -1414,6 +1429,29 @@ def _base(where: Path) -> None:
     saves.save(shards, where, kind="delta", keep_last=None)
     (where / "000001-full").rename(where / "elsewhere")
     load(make_shard(), directory_at(where))
+
+
+@entry(
+    SnapshotError,
+    "load l: nothing is staged under this id on shard 0; it may have been started again. It keeps what it holds, "
+    "others may hold the snapshot: load again",
+)
+def _not_staged(where: Path) -> None:
+    HeldControl(where).call(messages.FinishLoadRequest(load_id="l", keep=True))
+
+
+@entry(
+    SnapshotError,
+    "000003-full: the snapshot is complete, but the day has not ended on all pservers. Load the snapshot, which has "
+    "the day. save a: unknown",
+)
+def _day(_: Path) -> None:
+    pservers = fake_pservers.FakePservers()
+    pservers.fails("EndSave", SnapshotError("save a: unknown"), shard=1)
+    with ControlClient(pservers, fake_pservers.QUICK) as control:
+        save = control_save.Save(control, "model", ends_day=True)
+        save.begin(Progress(5, ""))
+        save.finish()
 
 
 @entry(SnapshotError, "shrink: table 'none': there is no such table, the job has sgd")
