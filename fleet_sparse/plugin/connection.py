@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
@@ -15,6 +16,7 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient, Passed
 from fleet_sparse.worker.control.failover import Failover
+from fleet_sparse.worker.control.liveness import IncarnationWatcher
 from fleet_sparse.worker.control.position_reporter import PositionReporter
 from fleet_sparse.worker.control.progress_reporter import ProgressReporter
 from fleet_sparse.worker.control.resumed import Resumed, begun_behind, parse_resumed, resumed_in_place
@@ -124,10 +126,7 @@ class JobConnection:
             warm_up()  # here, not in the first step
             self.client: TableClient
             if embedded is None:
-                channel = open_channel(registrations, settings, self.control.credentials)
-                self.client = client = Client(channel, self.control.identity, registrations, placement, settings)
-                failover = Failover(self.control, client, self._values_on_pservers)
-                self.control.watch_incarnations(failover.observe)
+                self.control.open_data_plane(partial(self._connect, placement))
             else:
                 self.client = embedded
             undo.callback(self.client.close)
@@ -145,6 +144,11 @@ class JobConnection:
                 logger.info("worker %d takes its place again, after %d steps", role.worker_index, self.resumed.step)
             self._has_resumed = _RESUME in registrations[0].open_barriers
             undo.pop_all()
+
+    def _connect(self, placement: Placement, registrations: Sequence[Registration]) -> IncarnationWatcher:
+        channel = open_channel(registrations, self._settings, self.control.credentials)
+        self.client = client = Client(channel, self.control.identity, registrations, placement, self._settings)
+        return Failover(self.control, client, self._values_on_pservers).observe
 
     def join(self, uploaded: Callable[[], AbstractContextManager[float]]) -> None:
         """Begins to report positions to saves and, if steps wait for each other, waits for all workers.

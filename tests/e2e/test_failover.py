@@ -331,6 +331,24 @@ def test_job_ends_with_a_pserver_that_nobody_starts_again(tmp_path: Path, mode: 
         assert all("ShardUnavailable: shard 1 at" in job.log(f"workerlog.{worker}") for worker in range(2))
 
 
+@pytest.mark.guarantee("W7")
+@pytest.mark.parametrize(
+    ("mode", "durability"), [("async", "snapshot"), pytest.param("sync", "log", marks=pytest.mark.slow)]
+)
+def test_worker_that_starts_follows_a_killed_pserver(tmp_path: Path, mode: str, durability: str) -> None:
+    """Worker 0 waits for the other one before it connects, at the pserver that dies."""
+    with running_job(tmp_path, MODE=mode, WAITS="1", FLEET_SPARSE_DURABILITY=durability) as job:
+        job.wait_for(lambda: all("worker 0 of 2 registered" in job.log(f"serverlog.{shard}") for shard in range(2)))
+        pids = [job.pserver_pid(shard) for shard in range(2)]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        job.wait_for(lambda: job.log("workerlog.0").count("was started again") == 2)
+        (tmp_path / "goes").touch()
+        job.wait_for_steps(100)
+        job.finish()
+        check_counts(job, 1)
+
+
 @pytest.mark.guarantee("F2")
 def test_sync_job_names_its_last_snapshot_when_a_pserver_died(tmp_path: Path) -> None:
     with running_job(tmp_path, MODE="sync") as job:

@@ -84,6 +84,20 @@ class FakePservers:
 
         self.answer = answer
 
+    def restart(self, incarnation: int) -> None:
+        """Makes both pservers supervised, and starts shard 1 again with this incarnation and another data plane."""
+
+        def answer(shard: int, method: str, request: Any) -> Message:
+            number, endpoint = (incarnation, f"unix:{incarnation}") if shard == 1 else (100, "unix:0")
+            if method == "Stats":
+                return messages.StatsReply(shard=shard, incarnation=number)
+            if method != "Register":
+                return self.usual(shard, method, request)
+            return registered(shard, incarnation=number, stream_endpoint=endpoint, is_supervised=True)
+
+        self.answer = answer
+        self.end_attendance(1, messages.AttendReply(incarnation=incarnation))
+
     def start(self, shard: int, method: str, request: Message, timeout_s: float | None) -> PendingCall:
         copy = type(request)()
         copy.CopyFrom(request)

@@ -16,10 +16,12 @@ from fleet_sparse.local_pservers import LocalPservers, local_pservers
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.failover import Failover
+from fleet_sparse.worker.control.liveness import IncarnationWatcher
 from fleet_sparse.worker.control.save import Save
 from fleet_sparse.worker.modes.step import Progress
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.shard_link import Registration
 
 PserverJob = Callable[[int], LocalPservers]
 
@@ -43,12 +45,17 @@ def connected(
     """Connects a worker to pservers."""
     with ControlClient(endpoints, settings) as control:
         registrations = control.register(specs, worker_index, num_workers, mode)
-        channel = open_channel(registrations, settings, control.credentials)
         placement = Placement.even(len(registrations), registrations[0].placement_version)
-        client = Client(channel, control.identity, registrations, placement, settings)
-        control.watch_incarnations(Failover(control, client, set).observe)
-        with client:
-            yield control, client
+        with ExitStack() as stack:
+            clients: list[Client] = []
+
+            def connect(newest: Sequence[Registration]) -> IncarnationWatcher:
+                channel = open_channel(newest, settings, control.credentials)
+                clients.append(stack.enter_context(Client(channel, control.identity, newest, placement, settings)))
+                return Failover(control, clients[0], set).observe
+
+            control.open_data_plane(connect)
+            yield control, clients[0]
 
 
 def save(control: ControlClient, dirname: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -12,7 +14,7 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.credentials import NO_KEYS, Credentials
-from fleet_sparse.errors import ShardUnavailable
+from fleet_sparse.errors import FleetSparseError, SettingError, ShardUnavailable
 from fleet_sparse.net_addresses import Address, as_reached, is_listening, is_local
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
@@ -22,8 +24,10 @@ from ..modes.step import Progress
 from ..net.shard_link import ClientIdentity, Registration, Resumption
 from .liveness import IncarnationWatcher, Liveness, ShardTables
 from .registration import Membership, Registrar
-from .rpc import GrpcTransport, Rpc, Transport, Unreachable
+from .rpc import RETRY_S, GrpcTransport, Rpc, Transport, Unreachable
 from .snapshot_rpcs import SnapshotRpcs
+
+logger = logging.getLogger(__name__)
 
 MAX_GATHERED_BYTES = MAX_MESSAGE_BYTES // 2
 """Largest sum of what all workers give to one `ControlClient.gather`."""
@@ -78,7 +82,7 @@ class ControlClient:
         self._settings = settings
         self._rpc = Rpc(endpoints, settings)
         self._registrar = Registrar(self._rpc, settings)
-        self._liveness = Liveness(self._rpc, self._registrar, settings)
+        self._liveness = Liveness(self._rpc, self._registrar, settings, self._rejoin_alone)
         self.identity: ClientIdentity = self._registrar.identity  # constant after construction
         self.snapshots = SnapshotRpcs(
             self._rpc, settings, self.identity.client_id, lambda: self._membership.worker_index
@@ -131,6 +135,7 @@ class ControlClient:
             registrations = self._registrar.join(specs, membership, mode, is_supervised=is_supervised)
         with self._lock:
             self._membership = membership
+        self._liveness.note_registered()
         return registrations
 
     def skip_to(self, step: int) -> None:
@@ -181,7 +186,67 @@ class ControlClient:
         with self._lock:
             open_barriers = set(self._open_barriers)
         with self._registering[shard]:
-            return self._registrar.rejoin(shard, resumption, open_barriers, self._settings.deadline_s)
+            return self._rejoin(shard, resumption, open_barriers)
+
+    def _rejoin(self, shard: int, resumption: Resumption, open_barriers: Iterable[str]) -> Registration:
+        return self._registrar.rejoin(shard, resumption, open_barriers, self._settings.deadline_s)
+
+    def _rejoin_alone(self, shard: int) -> None:
+        """Registers a worker again that has no data plane yet, and so has pushed nothing."""
+        if not self.can_fail_over:
+            return  # who opens the data plane hears of it
+        with self._lock:
+            open_barriers = set(self._open_barriers)
+        with self._registering[shard]:
+            if self._liveness.is_watched:
+                return
+            try:
+                self._rejoin(shard, Resumption(), open_barriers)
+            except FleetSparseError as error:
+                logger.info("shard %d: registering again: %s", shard, error)
+                return
+        logger.warning("shard %d was started again; this worker had pushed nothing yet", shard)
+
+    def open_data_plane(self, connect: Callable[[Sequence[Registration]], IncarnationWatcher]) -> None:
+        """Connects to the data planes of the pservers with which this worker is registered now.
+
+        Until then this client itself registers again with a pserver that was started again.
+
+        Args:
+            connect: Gets one registration per shard, in order, and connects; it is called again if it raised
+                `SettingError` because a pserver is gone that is being started again. Returns a watcher, which is called
+                as one of `watch_incarnations` from then on.
+
+        Raises:
+            ShardUnavailable: A pserver is not back in time.
+            FleetSparseError: From `connect`.
+        """
+        until = time.monotonic() + self._rpc.patience_s
+        while True:
+            try:
+                with self._registering_everywhere():
+                    self._liveness.watch_incarnations(connect(list(self._registrar.registrations)))
+                return
+            except SettingError as error:
+                away = self._first_away()
+                if away is None or not self.can_fail_over:
+                    raise
+                if self._rpc.closed.wait(RETRY_S) or time.monotonic() > until:
+                    raise ShardUnavailable(
+                        f"{self._rpc.where(away)}: the pserver is not back after {self._rpc.patience_s:g} s. See its "
+                        "log, and start the job again",
+                        shard=away,
+                        endpoint=self._rpc.endpoint(away),
+                    ) from error
+
+    def _first_away(self) -> int | None:
+        """Returns the first shard whose pserver is gone, or another one than that with which this worker registered."""
+        registrations = self._registrar.registrations
+        stats = self._rpc.try_all("Stats", messages.StatsRequest(), self._settings.deadline_s, patience_s=0.0)
+        for each, reply in zip(registrations, stats, strict=True):
+            if isinstance(reply, FleetSparseError) or reply.incarnation != each.incarnation:
+                return each.shard
+        return None
 
     @contextmanager
     def _registering_everywhere(self) -> Iterator[None]:

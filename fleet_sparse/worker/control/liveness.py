@@ -23,11 +23,10 @@ from fleet_sparse.wire.control import TableState
 
 from ..net.shard_link import is_older
 from .registration import Registrar, table_states
-from .rpc import OutOfTime, PendingCall, Rpc, Unreachable
+from .rpc import RETRY_S, OutOfTime, PendingCall, Rpc, Unreachable
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 0.1
 _JOIN_S = 10.0
 
 
@@ -52,13 +51,19 @@ class Liveness:
         rpc: Calls the pservers.
         registrar: Registers this worker.
         settings: `heartbeat_s` is the interval at which tables are watched.
+        rejoin_alone: Called in place of the watchers while there are none.
     """
 
-    def __init__(self, rpc: Rpc, registrar: Registrar, settings: Settings) -> None:
+    def __init__(
+        self, rpc: Rpc, registrar: Registrar, settings: Settings, rejoin_alone: Callable[[int], object] = lambda _: None
+    ) -> None:
         self._rpc = rpc
         self._registrar = registrar
+        self._rejoin_alone = rejoin_alone
         self._interval_s = settings.heartbeat_s
         self._ended: queue.SimpleQueue[tuple[int, PendingCall] | None] = queue.SimpleQueue()
+        self._unnamed: set[int] = set()  # shards attended again before this worker registered; of the thread
+        self._attending: dict[int, PendingCall] = {}  # newest call by shard, of the thread or the follower
         self._lock = threading.Lock()  # guards all below
         self._incarnation_watchers: list[IncarnationWatcher] = []
         self._table_watchers: list[Callable[[ShardTables], None]] = []
@@ -71,6 +76,16 @@ class Liveness:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="fleet_sparse liveness", daemon=True)
                 self._thread.start()
+
+    def note_registered(self) -> None:
+        """This worker has registered: other processes in the place of those that answered it are found from now on."""
+        self._ended.put(None)
+
+    @property
+    def is_watched(self) -> bool:
+        """True once there is a watcher of incarnations."""
+        with self._lock:
+            return bool(self._incarnation_watchers)
 
     def watch_incarnations(self, watcher: IncarnationWatcher) -> None:
         """Calls `watcher` when a pserver was started again, until it returns False or has registered the worker.
@@ -106,9 +121,16 @@ class Liveness:
                     continue
                 if ended is not None:
                     self._continue(ended)
+                self._attend_by_name()
         except Exception:
             if not self._rpc.closed.is_set():
                 logger.exception("this worker sends no more heartbeats")
+
+    def _attend_by_name(self) -> None:
+        """Attends pservers that may be other processes than those with which this worker registered meanwhile."""
+        if self._registrar.registrations and not self._rpc.closed.is_set():
+            while self._unnamed:
+                self._attend(self._unnamed.pop())
 
     def _attend(self, shard: int) -> None:
         known = self._registrar.registrations
@@ -116,6 +138,7 @@ class Liveness:
             client_id=self._registrar.identity.client_id, incarnation=known[shard].incarnation if known else 0
         )
         call = self._rpc.start(shard, "Attend", request, None)
+        self._attending[shard] = call
         call.add_done_callback(partial(self._note_end, shard, call))
 
     def _note_end(self, shard: int, call: PendingCall, _: object) -> None:
@@ -128,16 +151,20 @@ class Liveness:
             while (another := self._ended.get_nowait()) is not None:
                 calls.append(another)
         for shard, call in calls:
+            if self._attending[shard] is not call:
+                continue  # another one has taken its place
             newer = self._newer_incarnation(shard, call)
             if newer is None:
                 shards.append(shard)
+                if not self._registrar.registrations:
+                    self._unnamed.add(shard)
                 continue
             thread = threading.Thread(
                 target=self._follow, args=(shard, newer), name=f"fleet_sparse liveness of shard {shard}", daemon=True
             )
             self._followers[shard] = thread
             thread.start()
-        if shards and not self._rpc.closed.wait(_RETRY_S):
+        if shards and not self._rpc.closed.wait(RETRY_S):
             for shard in shards:
                 self._attend(shard)
 
@@ -155,12 +182,17 @@ class Liveness:
         return None if is_older(reply.incarnation, known[shard].incarnation) else reply.incarnation
 
     def _follow(self, shard: int, incarnation: int) -> None:
-        """Tells the watchers of a pserver that was started again, and attends it unless they do not follow it."""
+        """Tells the watchers of a pserver that was started again, and attends it unless they do not follow it.
+
+        Without a watcher it attends the pserver again all the same: a later one hears of it.
+        """
         try:
             with self._lock:
                 watchers = list(self._incarnation_watchers)
+            if not watchers:
+                self._rejoin_alone(shard)
             follows = [watcher(shard, incarnation) for watcher in watchers]
-            if any(follows) and not self._rpc.closed.wait(_RETRY_S):
+            if (any(follows) or not watchers) and not self._rpc.closed.wait(RETRY_S):
                 self._attend(shard)
         except Exception:
             if not self._rpc.closed.is_set():

@@ -21,7 +21,7 @@ from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, MAX_MESSAGE_BYT
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 0.1
+RETRY_S = 0.1
 _CLOSED = "Socket closed"
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # pservers are inside
@@ -306,7 +306,7 @@ class Rpc:
                     unreachable_since = now
                     if patience_s > 0:
                         logger.info("%s is not up yet, waiting for up to %g s", self.where(shard), patience_s)
-                if now >= unreachable_since + patience_s or self.closed.wait(_RETRY_S):
+                if now >= unreachable_since + patience_s or self.closed.wait(RETRY_S):
                     text = f"not reached in {now - unreachable_since:.1f} s"
                     raise self._unavailable(shard, what or method, text, error) from error
             pending = self._transport.start(shard, method, request, timeout_s)

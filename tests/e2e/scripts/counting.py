@@ -1,7 +1,8 @@
 """Training in which each worker counts its steps in rows of its own, one a shard at least.
 
 It ends when a file `finish` exists; worker 0 saves after step 20. MODE is async, lag, geo or sync.
-At step FAILS worker 1 raises an error. With RESUMES all workers call `resume` first. With a bounded lag a worker that
+At step FAILS worker 1 raises an error. With WAITS all workers meet before `init_worker`, worker 1 once a file `goes`
+exists. With RESUMES all workers call `resume` first. With a bounded lag a worker that
 is started again counts on from its step.
 """
 
@@ -31,6 +32,10 @@ if mode not in ("geo", "sync"):  # in geo training dense values have pushes of t
     x, feed["x"] = paddle.static.data("x", [None, 1], "float32"), np.zeros([1, 1], np.float32)
     loss += paddle.sum(linear(x, "w", 1.0, bias_attr=False))
 fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
+if os.environ.get("WAITS") and fleet.is_worker():
+    while fleet.worker_index() == 1 and not Path("goes").exists():
+        time.sleep(0.01)
+    fleet.barrier_worker()
 exe = start()
 if os.environ.get("RESUMES"):
     fleet_sparse.resume("model")
