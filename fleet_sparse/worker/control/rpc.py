@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.1
 _CLOSED = "Socket closed"
+_CONNECTED_S = 30.0
+"""A call that was pending for longer had a connection: gRPC ends an attempt to connect after 20 s."""
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # pservers are inside
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -174,10 +176,11 @@ def _error_of(error: Any) -> Exception:
 class Rpc:
     """Calls the pservers of a job. Safe to use from several threads.
 
-    Every call with a timeout ends: while nobody listens it is repeated for `patience_s`, by default
-    its own `patience_s`; a call without an answer ends after its timeout. Both raise `ShardUnavailable`. Any call may
-    be repeated: the next process of a pserver with a log knows what the one before has done. One without a log lacks
-    it, and carries it out again.
+    While nobody listens a call with a timeout is repeated for `patience_s`, by default its own `patience_s`. Those
+    seconds begin again if it then waited at a pserver for longer than a connect takes: a pserver may die several times
+    during a long call. A call without an answer ends after its timeout, which begins again with each attempt. Both
+    raise `ShardUnavailable`. Any call may be repeated: the next process of a pserver with a log knows what the one before
+    has done. One without a log lacks it, and carries it out again.
 
     Args:
         transport: Carries the calls.
@@ -290,9 +293,12 @@ class Rpc:
         patience_s: float | None,
         what: str | None,
     ) -> Any:
-        """Waits for a call; repeats it while nobody listens, for `patience_s` from the first failure on."""
+        """Waits for a call; repeats it while nobody listens, for `patience_s` from the first failure on.
+
+        A failure after a connection is a first one.
+        """
         patience_s = self.patience_s if patience_s is None else patience_s
-        begun_at = time.monotonic()
+        begun_at = attempted_at = time.monotonic()
         unreachable_since: float | None = None
         while True:
             try:
@@ -302,13 +308,14 @@ class Rpc:
                 raise self._unavailable(shard, what or method, f"no answer in {waited_s:.1f} s", error) from error
             except Unreachable as error:
                 now = time.monotonic()
-                if unreachable_since is None:
+                if unreachable_since is None or now - attempted_at > _CONNECTED_S:
                     unreachable_since = now
                     if patience_s > 0:
                         logger.info("%s is not up yet, waiting for up to %g s", self.where(shard), patience_s)
                 if now >= unreachable_since + patience_s or self.closed.wait(RETRY_S):
                     text = f"not reached in {now - unreachable_since:.1f} s"
                     raise self._unavailable(shard, what or method, text, error) from error
+            attempted_at = time.monotonic()
             pending = self._transport.start(shard, method, request, timeout_s)
 
     def _unavailable(self, shard: int, what: str, text: str, error: Exception) -> ShardUnavailable:

@@ -5,7 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,7 +19,9 @@ from fleet_sparse.errors import ShardUnavailable, SnapshotCorrupt, TableMismatch
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import METHODS, SERVICE, to_status
+from fleet_sparse.worker.control import rpc
 from fleet_sparse.worker.control.control import ControlClient
+from fleet_sparse.worker.control.rpc import Rpc, Unreachable
 from support.fake_pservers import QUICK, SPEC, registered
 
 
@@ -131,6 +135,48 @@ def test_directory_without_the_socket_of_a_pserver_is_named(
     assert str(path) in str(caught.value)
     assert f"{variable}" in str(caught.value)
     assert f"is not {str(tmp_path)!r}" in str(caught.value)
+
+
+class DyingPserver:
+    """A `Transport` to one pserver that dies each time that a call has waited there for these seconds.
+
+    Then it answers. It is started again at once. `now` is the clock.
+    """
+
+    endpoints = ("host:1",)
+
+    def __init__(self, *waits_s: float) -> None:
+        self.now = 0.0
+        self._waits_s = list(waits_s)
+
+    def start(self, shard: int, method: str, request: Message, timeout_s: float | None) -> DyingPserver:
+        return self
+
+    def result(self) -> Message:
+        if not self._waits_s:
+            return messages.BarrierReply(num_loads=7)
+        self.now += self._waits_s.pop(0)
+        raise Unreachable("killed")
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "is_answered"),
+    [((100.0, 400.0), True), ((100.0, 400.0, 1500.0), True), ((100.0, *[20.0] * 20), False)],
+    ids=["second death", "third death", "nobody listens"],
+)
+def test_patience_begins_again_with_each_death_in_one_call(
+    monkeypatch: pytest.MonkeyPatch, waits_s: tuple[float, ...], *, is_answered: bool
+) -> None:
+    pserver = DyingPserver(*waits_s)
+    monkeypatch.setattr(rpc, "time", SimpleNamespace(monotonic=lambda: pserver.now))
+    monkeypatch.setattr(rpc, "RETRY_S", 0.0)
+    with nullcontext() if is_answered else pytest.raises(ShardUnavailable):
+        reply = Rpc(pserver, QUICK).call(0, "Barrier", messages.BarrierRequest(), 1800.0, patience_s=300.0)
+        assert reply.num_loads == 7
 
 
 def test_pserver_that_hangs_is_named_after_the_deadline(serve: Serve) -> None:
