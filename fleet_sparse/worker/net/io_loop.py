@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from fleet_sparse.errors import FleetSparseError, ProtocolError
+from fleet_sparse.errors import FleetSparseError, ProtocolError, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.frame_format import PULLS, UNCHECKED_COLUMNS, Buffer, Op
@@ -198,7 +198,8 @@ class IoLoop:
         """The pserver of a shard was started again: ignores the former process; returns where this client continues.
 
         Raises:
-            FleetSparseError: The shard was given up, or the I/O ended.
+            ShardUnavailable: Nobody could note it within `deadline_s`, as while other code holds the GIL: try again.
+            FleetSparseError: The I/O ended.
         """
         if self._ended is not None:
             raise self._ended
@@ -213,7 +214,12 @@ class IoLoop:
         try:
             return answers.get(timeout=self._settings.deadline_s)
         except Empty:
-            raise FleetSparseError("client: no answer of its I/O thread") from None
+            raise ShardUnavailable(
+                f"shard {shard}: the I/O thread of this worker has not noted in {self._settings.deadline_s:g} s that "
+                "the pserver was started again",
+                shard=shard,
+                endpoint=self.links[shard].errors.endpoint,
+            ) from None
 
     def rejoin(self, shard: int, registration: Registration) -> None:
         """Continues with a pserver that was started again, and with which this worker has registered after `expect`."""

@@ -95,6 +95,27 @@ def test_pserver_that_is_gone_again_is_tried_again() -> None:
     assert job.done[-1] == "rejoin 0"
 
 
+def test_restart_that_is_not_noted_in_time_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = FakeJob(acked=9)
+
+    def expect(shard: int, incarnation: int) -> Resumption:
+        raise GONE
+
+    monkeypatch.setattr(job, "expect", expect)
+    assert Failover(job, job, set).observe(0, 200)
+    assert not job.failures
+
+
+def test_pserver_that_does_not_know_the_job_fails_the_shard() -> None:
+    """It is on another machine, or in another pod, and has no log: its rows are not those of the newest snapshot."""
+    job = FakeJob(acked=9)
+    job.answers = [restarted(0)._replace(is_restart=False)]
+    failover = Failover(job, job, set)
+    assert not failover.observe(0, 200)
+    assert [type(error) for error in job.failures] == [ShardUnavailable]
+    assert failover.num_lost == 0
+
+
 def test_worker_that_cannot_continue_fails_the_shard() -> None:
     job = FakeJob(acked=9)
     job.can_fail_over = False

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import FleetSparseError, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
@@ -198,6 +198,15 @@ class NotingChannel(InProcessChannel):
         if not self.needs_receive:
             self.waits_s.append(timeout_s)
         return super().receive(timeout_s)
+
+
+def test_a_restart_that_is_not_noted_in_time_may_be_tried_again() -> None:
+    shard = AckingShard()
+    io_loop = IoLoop(InProcessChannel(1, shard.answer), ClientIdentity(b"c" * 16), [KEEPS], Settings(deadline_s=0.05))
+    with io_loop._io_lock, pytest.raises(ShardUnavailable) as caught:
+        io_loop.expect(0, 2 << 32)
+    assert caught.value.shard == 0
+    io_loop.close()
 
 
 def test_replayed_steps_wait_for_nothing_but_their_acks() -> None:
