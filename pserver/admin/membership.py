@@ -80,7 +80,7 @@ class Membership:
     A worker is *present* from its registration on, as long as its connection is open. It is *lost* if its connection
     broke and did not come back: in a mode with steps after `RECONNECT_S`, or if it is supervised and may return, after
     `returns_after_s`; else after `lost_after_s`, because it may be started again there. A worker of a log is *expected*
-    until it registers again, or is lost after `lost_after_s`.
+    until it registers again, or is lost after `lost_after_s`, or `returns_after_s` as above.
 
     Args:
         lost_after_s: Seconds after which a worker is lost whose connection ended, or never began.
@@ -120,7 +120,9 @@ class Membership:
         """Continues with the workers of a log, which are expected."""
         for index, worker in state.workers.items():
             self._job_id, self._num_workers, self._launch = worker.job_id, worker.num_workers, Launch(*worker.launch)
-            restored = self._workers[index] = _Worker(worker.client_id, worker.client_epoch, None, now)
+            restored = self._workers[index] = _Worker(
+                worker.client_id, worker.client_epoch, None, now, is_supervised=worker.is_supervised
+            )
             self._set_mode(restored, None if worker.mode is None else parse_mode(worker.mode))
             self._index_of[worker.client_id] = index
             self._expected.add(index)
@@ -402,10 +404,11 @@ class Membership:
         return late
 
     def _grace_s(self, worker: _Worker) -> float:
-        if worker.has_attended and worker.mode is not None and worker.mode.is_step_synchronized:
+        if worker.mode is not None and worker.mode.is_step_synchronized:
             if worker.is_supervised and worker.mode.can_replace_workers:
                 return self._returns_after_s
-            return min(RECONNECT_S, self._lost_after_s)
+            if worker.has_attended:
+                return min(RECONNECT_S, self._lost_after_s)
         return self._lost_after_s
 
     def _lose(self, index: int, reason: str) -> None:

@@ -719,6 +719,7 @@ class _Joining:
                 who.launch,
                 joined.begins_job,
                 self.num_loads,
+                who.is_supervised,
                 log_job_id,
             )
         )

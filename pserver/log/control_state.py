@@ -25,6 +25,7 @@ class RegisteredWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         launch: Job id, machine and launcher of the process.
         begins_job: True if the workers before are of an earlier job.
         num_loads: Number of loads into the running job when the client registered first.
+        is_supervised: True if the process is started again if it dies.
         log_job_id: As of `ControlState`.
     """
 
@@ -37,6 +38,7 @@ class RegisteredWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launch: tuple[str, str, str]
     begins_job: bool
     num_loads: int
+    is_supervised: bool
     log_job_id: int = 0
 
 

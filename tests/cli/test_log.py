@@ -142,7 +142,9 @@ def snapshot_of_workers(directory: Path, *reports: ReportedProgress, num_workers
     assert shard.log is not None
     for worker in range(num_workers):
         client_id = bytes([worker]) * 16
-        shard.log.note(RegisteredWorker(worker, num_workers, client_id, 1, None, 5, ("", "", ""), worker == 0, 0))
+        shard.log.note(
+            RegisteredWorker(worker, num_workers, client_id, 1, None, 5, ("", "", ""), worker == 0, 0, False)
+        )
     for report in reports:
         shard.log.note(report)
     close(shard)
@@ -190,7 +192,7 @@ def shard_log(directory: Path, index: int, *, job_id: str, workers_job: int) -> 
     start_log(shard, path, Settings(durability="log", job_id=job_id), segment_bytes=1 << 16)
     assert shard.log is not None
     if workers_job:
-        shard.log.note(RegisteredWorker(0, 1, bytes(16), 1, None, workers_job, ("", "", ""), True, 0))
+        shard.log.note(RegisteredWorker(0, 1, bytes(16), 1, None, workers_job, ("", "", ""), True, 0, False))
     close(shard)
     return path
 

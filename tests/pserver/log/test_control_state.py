@@ -357,12 +357,44 @@ async def test_worker_that_never_comes_back_is_lost(tmp_path: Path) -> None:
     attending.cancel()
 
 
+@pytest.mark.guarantee("F6")
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+@in_loop
+async def test_supervised_worker_with_a_lag_may_return_until_the_failover_ends(
+    tmp_path: Path, has_checkpoint: bool
+) -> None:
+    """Worker 1 died with the pserver, and its supervisor starts it again."""
+    mode = Mode(ASYNC, max_step_lag=4)
+    held = control_of(logged_shard(tmp_path / "log"))
+    for index in range(2):
+        request = worker(index, mode=mode)
+        request.is_supervised = True
+        await held.start(request)
+    if has_checkpoint:
+        write_checkpoint(held.shard)
+    again = restarted(held)
+    await again.start(resuming(0, mode=mode))
+    waiting = asyncio.ensure_future(again.start(barrier(0)))
+    attending = asyncio.ensure_future(again.start(attendance(0)))
+    await turns()
+    again.now = again.settings.failover_s - 1.0
+    again.service.find_lost_workers()
+    await turns()
+    assert not waiting.done()
+    again.now = again.settings.failover_s + 1.0
+    again.service.find_lost_workers()
+    with pytest.raises(WorkerLost) as caught:
+        await waiting
+    assert caught.value.worker_index == 1
+    attending.cancel()
+
+
 # The state
 
 
 def registered_worker(index: int, client_id: bytes, **changes: Any) -> RegisteredWorker:
     values = {"client_epoch": 1, "mode": None, "job_id": 5, "launch": ("", "", ""), "begins_job": False, "num_loads": 0}
-    return RegisteredWorker(index, 2, client_id, **{**values, **changes})
+    return RegisteredWorker(index, 2, client_id, **{"is_supervised": False, **values, **changes})
 
 
 def test_state_keeps_the_newest_opening_of_each_worker() -> None:
