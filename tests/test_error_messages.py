@@ -1261,6 +1261,20 @@ def _forgotten(where: Path) -> None:
 
 
 @entry(
+    ProtocolError,
+    "barrier 'gather': worker 0 asks for round 1, whose contributions are dropped. Pserver 0 was started again, and "
+    "its log keeps up to 1 MiB of them. Start the job again from its last snapshot",
+)
+def _dropped_contributions(where: Path) -> None:
+    held = HeldControl(where)
+    held.call(registration(SGD))
+    for sequence in (1, 2, 1):
+        request = barrier(0, "gather", sequence)
+        request.contribution = b"values"
+        held.call(request)
+
+
+@entry(
     LeaseLost,
     "shard-0-of-1: this process could not renew its lease, generation 3, for 10 s (FLEET_SPARSE_LEASE_S): it was "
     "suspended, or FLEET_SPARSE_COORDINATOR was out of reach. Another pserver may answer for the shard now; this one "

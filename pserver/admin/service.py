@@ -485,8 +485,16 @@ class ControlService:
     async def _barrier(self, request: messages.BarrierRequest) -> messages.BarrierReply:
         name, sequence, worker_index = request.name, request.sequence, request.worker_index
         await self._pass(request, (request.contribution,) if request.contribution else ())
+        contributions = self._membership.contributions(name, worker_index, sequence)
+        if request.contribution and not contributions:
+            raise ProtocolError(
+                f"barrier {name!r}: worker {worker_index} asks for round {sequence}, whose contributions are dropped. "
+                "Pserver 0 was started again, and its log keeps up to 1 MiB of them. Start the job again from its last "
+                "snapshot",
+                code=ErrorCode.MALFORMED,
+            )
         return messages.BarrierReply(
-            contributions=[b"".join(each) for each in self._membership.contributions(name, worker_index, sequence)],
+            contributions=[b"".join(each) for each in contributions],
             num_loads=self._loads.num_kept - self._num_loads_before[worker_index],
             others_wait=self._membership.passed_alone(name, worker_index),
             copies_epoch=(self._shard.incarnation + self._loads.num_kept + self._shrinks.num_done) % _EPOCHS,

@@ -259,6 +259,39 @@ async def test_finished_worker_stays_finished_after_a_crash(tmp_path: Path) -> N
     await again.start(barrier(0, LAST_BARRIER))
 
 
+@pytest.mark.guarantee("W8")
+@in_loop
+async def test_contributions_above_1_mib_are_an_error_after_a_crash(tmp_path: Path) -> None:
+    """As of `all_gather` and `all_reduce`: the answer of worker 0 was lost with the pserver."""
+    held = await registered(tmp_path)
+    calls = [contributing(index, bytes([index]) * (700 << 10)) for index in range(2)]
+    replies = await meet(held, *calls)
+    assert [[len(each) for each in reply.contributions] for reply in replies] == [[700 << 10] * 2] * 2
+    again = restarted(held)
+    await again.start(resuming(0))
+    with pytest.raises(ProtocolError) as caught:
+        await again.start(calls[0])
+    assert caught.value.code is ErrorCode.MALFORMED
+
+
+@pytest.mark.guarantee("W8")
+@in_loop
+async def test_parts_above_1_mib_are_an_error_after_a_crash(tmp_path: Path) -> None:
+    held = await registered(tmp_path)
+    calls = [
+        messages.ExchangeRequest(
+            name="e", worker_index=index, client_id=bytes([index]) * 16, sequence=1, parts=[bytes(350 << 10)] * 2
+        )
+        for index in range(2)
+    ]
+    await meet(held, *calls)
+    again = restarted(held)
+    await again.start(resuming(0))
+    with pytest.raises(ProtocolError) as caught:
+        await again.start(calls[0])
+    assert caught.value.code is ErrorCode.MALFORMED
+
+
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 @in_loop
 async def test_loads_of_the_running_job_are_counted_on_after_a_crash(tmp_path: Path, has_checkpoint: bool) -> None:
