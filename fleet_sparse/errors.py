@@ -97,7 +97,10 @@ class LeaseLost(FleetSparseError):
 
 
 class LogFull(FleetSparseError):
-    """The disk of a pserver's log had no room for a push until it was given up; the push changed no row."""
+    """The disk of a pserver's log had no room for a push, registration or barrier until it was given up.
+
+    A push that raises it changed no row.
+    """
 
 
 class LogFailed(FleetSparseError):

@@ -24,6 +24,9 @@ class LogAppends:
         log: The log; None without one.
         on_data_thread: Runs a task in the thread that owns the shard.
         failover_s: As `Settings.failover_s`.
+
+    Attributes:
+        no_room: The error of the log while a task waits for room in it.
     """
 
     def __init__(
@@ -36,24 +39,29 @@ class LogAppends:
         self._log = log
         self._on_data_thread = on_data_thread
         self._failover_s = failover_s
+        self.no_room: LogFull | None = None
 
-    async def append(self, task: Callable[[], _Result]) -> _Result:
+    async def append(self, task: Callable[[], _Result], patience_s: float | None = None) -> _Result:
         """Returns the result of a task of the data thread that appends to the log; repeats it while that has no room.
 
         Args:
             task: Changes nothing if it raises LogFull, or continues where it was when it is called again.
+            patience_s: Seconds for which it is repeated; None for `failover_s`, for which pushes wait as well.
 
         Raises:
-            LogFull: The log has had no room for `FLEET_SPARSE_FAILOVER_S`, for which pushes wait as well.
+            LogFull: The log has had no room for that long.
         """
-        until = time.monotonic() + self._failover_s
+        until = time.monotonic() + (self._failover_s if patience_s is None else patience_s)
         while True:
             try:
                 result: _Result = await self._on_data_thread(task)
-                return result
-            except LogFull:
+            except LogFull as error:
+                self.no_room = error
                 if time.monotonic() > until:
                     raise
+            else:
+                self.no_room = None
+                return result
             await asyncio.sleep(RETRY_S)
 
     async def sync(self) -> None:

@@ -62,8 +62,12 @@ CLIENT_ID_BYTES = 16
 MAX_LOST_CHECK_S = 1.0
 # Of what workers have for each other at a barrier: a global shuffle exchanges its examples there, too many for a log.
 MAX_RECORDED_BYTES = 1 << 20
+LOG_ANSWER_S = 5.0
+"""Seconds after which a registration for which the log has no room is answered; the client repeats it."""
 # The ends of connections and a registration that follows them may reach a pserver in another order.
 ADMISSION_S = 2.0
+# Workers of a log ask every 100 ms whether their pserver is back.
+TAKEOVER_S = 3.0
 PLACE_SHARE = 0.8
 """Of the time for which a client waits until its registration is answered."""
 _NUM_PARSED_SPECS = 1024
@@ -123,6 +127,7 @@ class ControlService:
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
         self._orphaned_s, self._max_staged_bytes = settings.orphaned_s, settings.max_staged_bytes
         self._failover_s = settings.failover_s
+        self._log_answer_s = min(LOG_ANSWER_S, PLACE_SHARE * settings.deadline_s)
         self._place_s = min(settings.worker_lost_s + ADMISSION_S, PLACE_SHARE * settings.connect_s)
         self._membership = Membership(
             lost_after_s=settings.worker_lost_s,
@@ -152,13 +157,12 @@ class ControlService:
         self._checkpoints = Checkpoints(
             shard, post=post, on_data_thread=self._on_data_thread, max_bytes=settings.checkpoint_bytes
         )
-        appends = LogAppends(shard.log, on_data_thread=self._on_data_thread, failover_s=settings.failover_s)
-        self._append, self._sync_log = appends.append, appends.sync
+        self._appends = LogAppends(shard.log, on_data_thread=self._on_data_thread, failover_s=settings.failover_s)
         self._saves = SaveService(
             shard,
             post=post,
             on_data_thread=self._on_data_thread,
-            appends=appends,
+            appends=self._appends,
             membership=self._membership,
             root=settings.root,
             positions_s=settings.positions_s,
@@ -169,7 +173,7 @@ class ControlService:
         self._loads = LoadService(
             shard,
             on_data_thread=self._on_data_thread,
-            appends=appends,
+            appends=self._appends,
             wait_for_no_save=self._saves.wait_for_none,
             root=settings.root,
             lineages=lineages,
@@ -178,7 +182,7 @@ class ControlService:
             on_resumed=self._resume,
         )
         self._shrinks = ShrinkService(
-            shard, appends=appends, wait_for_no_save=self._saves.wait_for_none, checkpoints=self._checkpoints
+            shard, appends=self._appends, wait_for_no_save=self._saves.wait_for_none, checkpoints=self._checkpoints
         )
         self._resumed = None if loaded is None else ResumedJob(loaded.manifest)
         self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
@@ -358,7 +362,7 @@ class ControlService:
         self._registered.send()
         try:
             states, pushed_step = await self._join_durably(joins, specs, resumption)
-        except (LogFailed, OSError):  # this worker registers again with the next process
+        except (LogFull, LogFailed, OSError):  # this worker registers again, with the next process if this one ends
             raise
         except Exception as error:
             await self._refuse(registrant, error)
@@ -402,16 +406,24 @@ class ControlService:
         """As `_join`; returns once the log has it durably, also if the caller does not wait so long.
 
         Raises:
-            LogFull: The log has had no room for `FLEET_SPARSE_FAILOVER_S`.
+            LogFull: The log has no room yet. The worker asks again, for `FLEET_SPARSE_FAILOVER_S`.
         """
 
         async def join() -> tuple[list[TableState], int]:
             async with self._joining:  # in the order of registrations
-                joined = await self._append(partial(self._join, joining, specs, resumption))
-            await self._sync_log()
+                # for longer than the worker asks: a later call of it only waits for this one
+                task, patience_s = partial(self._join, joining, specs, resumption), 2 * self._failover_s
+                joined = await self._appends.append(task, patience_s)
+            await self._appends.sync()
             return joined
 
-        return await asyncio.shield(task_of(join()))
+        joins = task_of(join())
+        while True:
+            await asyncio.wait({joins}, timeout=self._log_answer_s)
+            if joins.done():
+                return joins.result()
+            if self._appends.no_room is not None:
+                raise LogFull(str(self._appends.no_room))
 
     def _register_in_job(self, registrant: Registrant, *, must_know: bool) -> _Joining:
         joined = self._membership.register(registrant, self._clock())
@@ -588,8 +600,8 @@ class ControlService:
         assert self._shard.log is not None, "checked by the caller"
         if opening.num_bytes > MAX_RECORDED_BYTES:
             opening = msgspec.structs.replace(opening, contributions=())
-        await self._append(partial(self._shard.log.note, opening, encoded_change(opening)))
-        await self._sync_log()
+        await self._appends.append(partial(self._shard.log.note, opening, encoded_change(opening)))
+        await self._appends.sync()
 
     def _wake(self, name: str) -> None:
         opened = self._opened.pop(name, None)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import SettingError, ShardUnavailable
+from fleet_sparse.errors import LogFull, SettingError, ShardUnavailable
 from fleet_sparse.launch import Launch
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION, ClientRole, TableState, WorkerProgress
 
 from ..net.shard_link import ClientIdentity, Registration, Resumption, is_older
-from .rpc import Rpc
+from .rpc import RETRY_S, Rpc
+
+logger = logging.getLogger(__name__)
 
 
 class Membership(NamedTuple):
@@ -85,6 +89,7 @@ class Registrar:
 
         Raises:
             ShardUnavailable: It is gone again, did not answer within `timeout_s`, or an older process of it answered.
+            LogFull: Its log has had no room for `failover_s`.
             FleetSparseError: It refused the worker.
         """
         request = messages.RegisterRequest()
@@ -92,7 +97,7 @@ class Registrar:
         request.job_id = self._job_id
         self._set_incarnations(request)
         request.resumption.CopyFrom(messages.Resumption(**resumption._asdict(), open_barriers=sorted(open_barriers)))
-        reply = self._rpc.call(shard, "Register", request, timeout_s, patience_s=0.0)
+        (reply,) = self._answers(request, timeout_s, 0.0, [shard])
         registration, known = _registration_of(reply), self.registrations[shard]
         if is_older(registration.incarnation, known.incarnation):
             raise ShardUnavailable(
@@ -125,11 +130,9 @@ class Registrar:
         self._set_incarnations(request)
         timeout_s = self._settings.deadline_s if self.registrations else self._settings.connect_s
         patience_s = timeout_s if patience_s is None else patience_s
-        first = self._rpc.call(0, "Register", request, timeout_s, patience_s=patience_s)
+        (first,) = self._answers(request, timeout_s, patience_s, [0])
         request.job_id, request.log_job_id = first.job_id, first.log_job_id
-        others = self._rpc.call_all(
-            "Register", request, timeout_s, patience_s=patience_s, shards=range(1, self._rpc.num_shards)
-        )
+        others = self._answers(request, timeout_s, patience_s, range(1, self._rpc.num_shards))
         registrations = [_registration_of(reply) for reply in (first, *others)]
         self.can_fail_over = all(each.is_supervised and (each.has_log or not self.is_sync) for each in registrations)
         self._check(registrations)
@@ -141,6 +144,22 @@ class Registrar:
         pairs = zip(known, registrations, strict=True)
         self.registrations = [new if new.incarnation == old.incarnation else old for old, new in pairs]
         return registrations
+
+    def _answers(
+        self, request: messages.RegisterRequest, timeout_s: float, patience_s: float, shards: Iterable[int]
+    ) -> list[messages.RegisterReply]:
+        """Returns the replies of these shards; asks again while one has no room in its log, for `failover_s`."""
+        full_since: float | None = None
+        while True:
+            try:
+                return self._rpc.call_all("Register", request, timeout_s, patience_s=patience_s, shards=shards)
+            except LogFull as error:
+                now = time.monotonic()
+                if full_since is None:
+                    full_since = now
+                    logger.warning("this worker waits for up to %g s: %s", self._settings.failover_s, error)
+                if now >= full_since + self._settings.failover_s or self._rpc.closed.wait(RETRY_S):
+                    raise
 
     def _set_incarnations(self, request: messages.RegisterRequest) -> None:
         """Says which pservers have applied pushes of this client: one that has forgotten them refuses it."""

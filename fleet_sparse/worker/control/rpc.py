@@ -179,8 +179,8 @@ class Rpc:
     While nobody listens a call with a timeout is repeated for `patience_s`, by default its own `patience_s`. Those
     seconds begin again if it then waited at a pserver for longer than a connect takes: a pserver may die several times
     during a long call. A call without an answer ends after its timeout, which begins again with each attempt. Both
-    raise `ShardUnavailable`. Any call may be repeated: the next process of a pserver with a log knows what the one before
-    has done. One without a log lacks it, and carries it out again.
+    raise `ShardUnavailable`. Any call may be repeated: the next process of a pserver with a log knows what the one
+    before has done. One without a log lacks it, and carries it out again.
 
     Args:
         transport: Carries the calls.

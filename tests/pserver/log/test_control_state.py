@@ -139,7 +139,7 @@ def full_times(monkeypatch: pytest.MonkeyPatch, log: ShardLog, method: str, num_
     """Makes a method of a log find no room so many times; returns the errors that are still to come."""
     monkeypatch.setattr("fleet_sparse.pserver.admin.log_appends.RETRY_S", 0.001)
     usual = getattr(log, method)
-    failures: list[Exception] = [LogFull("full") for _ in range(num_times)]
+    failures: list[Exception] = [LogFull("full")] * num_times
 
     def append_when_there_is_room(*arguments: Any, **options: Any) -> Any:
         if failures:
@@ -164,6 +164,29 @@ async def test_registration_waits_while_the_log_has_no_room(
     assert not failures
     await meet(held, barrier(0), barrier(1))
     assert set(held.shard.log.control.workers) == {0, 1}
+
+
+@pytest.mark.guarantee("W6")
+@pytest.mark.parametrize("method", ["add_table", "join", "note"])
+@in_loop
+async def test_registration_without_room_is_answered_and_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The worker begins a job, with its first call or with a repeated one, and is not lost meanwhile."""
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.LOG_ANSWER_S", 0.02)
+    held = control_of(logged_shard(tmp_path / "log"))
+    assert held.shard.log is not None
+    failures = full_times(monkeypatch, held.shard.log, method, 1_000_000)
+    for _ in range(2):
+        with pytest.raises(LogFull):
+            await held.start(worker(0, mode=Mode(SYNC)))
+    failures.clear()
+    job_id = (await held.start(worker(0, mode=Mode(SYNC)))).job_id
+    second = worker(1, mode=Mode(SYNC))
+    second.job_id = job_id
+    await held.start(second)
+    await meet(held, barrier(0), barrier(1))
+    assert [each.job_id for each in held.shard.log.control.workers.values()] == [job_id] * 2
 
 
 @in_loop
@@ -232,33 +255,6 @@ async def test_large_parts_of_an_exchange_are_not_in_the_log(tmp_path: Path, mon
         await again.start(requests[0])
 
 
-@in_loop
-async def test_barrier_that_opened_alone_says_so_after_a_crash(tmp_path: Path) -> None:
-    held = await registered(tmp_path)
-    ends = barrier(0, "ends")
-    ends.alone = True
-    elsewhere = asyncio.ensure_future(held.start(barrier(1, "elsewhere")))
-    await turns()
-    assert (await held.start(ends)).others_wait
-    again = restarted(held)
-    await again.start(resuming(0))
-    assert (await again.start(ends)).others_wait
-    elsewhere.cancel()
-
-
-@in_loop
-async def test_finished_worker_stays_finished_after_a_crash(tmp_path: Path) -> None:
-    held = await registered(tmp_path)
-    await meet(held, barrier(0, LAST_BARRIER), barrier(1, LAST_BARRIER))
-    again = restarted(held)
-    job_id = (await again.start(resuming(0))).job_id
-    assert (await again.start(resuming(1))).job_id == job_id
-    await again.start(barrier(1, LAST_BARRIER))
-    again.now = 1000.0
-    again.service.find_lost_workers()
-    await again.start(barrier(0, LAST_BARRIER))
-
-
 @pytest.mark.guarantee("W8")
 @in_loop
 async def test_contributions_above_1_mib_are_an_error_after_a_crash(tmp_path: Path) -> None:
@@ -290,6 +286,33 @@ async def test_parts_above_1_mib_are_an_error_after_a_crash(tmp_path: Path) -> N
     with pytest.raises(ProtocolError) as caught:
         await again.start(calls[0])
     assert caught.value.code is ErrorCode.MALFORMED
+
+
+@in_loop
+async def test_barrier_that_opened_alone_says_so_after_a_crash(tmp_path: Path) -> None:
+    held = await registered(tmp_path)
+    ends = barrier(0, "ends")
+    ends.alone = True
+    elsewhere = asyncio.ensure_future(held.start(barrier(1, "elsewhere")))
+    await turns()
+    assert (await held.start(ends)).others_wait
+    again = restarted(held)
+    await again.start(resuming(0))
+    assert (await again.start(ends)).others_wait
+    elsewhere.cancel()
+
+
+@in_loop
+async def test_finished_worker_stays_finished_after_a_crash(tmp_path: Path) -> None:
+    held = await registered(tmp_path)
+    await meet(held, barrier(0, LAST_BARRIER), barrier(1, LAST_BARRIER))
+    again = restarted(held)
+    job_id = (await again.start(resuming(0))).job_id
+    assert (await again.start(resuming(1))).job_id == job_id
+    await again.start(barrier(1, LAST_BARRIER))
+    again.now = 1000.0
+    again.service.find_lost_workers()
+    await again.start(barrier(0, LAST_BARRIER))
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,7 +11,7 @@ from google.protobuf.message import Message
 
 from fleet_sparse.core import mode as modes
 from fleet_sparse.core.mode import Mode
-from fleet_sparse.errors import SettingError, ShardUnavailable
+from fleet_sparse.errors import LogFull, SettingError, ShardUnavailable
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import ClientRole
 from fleet_sparse.worker.control.control import ControlClient
@@ -267,3 +268,46 @@ def test_repeated_registration_names_the_pservers_of_the_first(control: ControlC
     control.register([OTHER], 0, 1)
     named = [list(request.incarnations) for _, request in pservers.asked_for("Register")]
     assert named == [[], [], [100, 101], [100, 101]]
+
+
+# Logs without room
+
+
+def full_times(pservers: FakePservers, shard: int, num_times: float) -> None:
+    """Makes a shard answer so many registrations with `LogFull`."""
+    before, num_answered = pservers.answer, 0
+
+    def answer(asked: int, method: str, request: Any) -> Message:
+        nonlocal num_answered
+        if (asked, method) == (shard, "Register"):
+            num_answered += 1
+            if num_answered <= num_times:
+                raise LogFull("full")
+        return before(asked, method, request)
+
+    pservers.answer = answer
+
+
+@pytest.mark.guarantee("W6")
+@pytest.mark.parametrize("shard", [0, 1])
+def test_registration_waits_for_room_in_a_log(control: ControlClient, pservers: FakePservers, shard: int) -> None:
+    full_times(pservers, shard, 2)
+    assert [each.shard for each in control.register([SPEC], 0, 1)] == [0, 1]
+
+
+@pytest.mark.guarantee("W6")
+def test_worker_that_registers_again_waits_for_room_in_a_log(control: ControlClient, pservers: FakePservers) -> None:
+    supervised(pservers)
+    control.register([SPEC], 1, 2, ASYNC)
+    supervised(pservers, incarnation=300)
+    full_times(pservers, 1, 2)
+    assert control.rejoin(1, Resumption(9, 3)).incarnation == 300
+
+
+@pytest.mark.guarantee("W6")
+def test_log_that_stays_full_is_an_error_after_the_failover(pservers: FakePservers) -> None:
+    full_times(pservers, 1, math.inf)
+    settings = replace(QUICK, failover_s=0.3, connect_s=0.1)
+    with ControlClient(pservers, settings) as control, pytest.raises(LogFull):
+        control.register([SPEC], 0, 1)
+    assert len(pservers.asked_for("Register")) > 3
