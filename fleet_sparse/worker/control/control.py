@@ -125,6 +125,7 @@ class ControlClient:
 
         Raises:
             ShardUnavailable: A pserver did not come up in time, or was started again since the first call.
+            LogFull: The log of a pserver has had no room for `settings.failover_s`.
             TableMismatch: A pserver knows one of the tables with another spec.
             SettingError: The endpoints are not the pservers of one job, in the order of the shards; the pservers serve
                 another job; another process is this worker; or another worker trains in another mode.
@@ -357,14 +358,18 @@ class ControlClient:
         return self._rpc.call_all("Stats", messages.StatsRequest(), self._settings.deadline_s)
 
     def stop(self) -> None:
-        """Ends every pserver; one that is gone already counts as ended.
+        """Ends every pserver. One that is gone counts as ended, after `settings.deadline_s` if it may be started again.
 
         Raises:
             ShardUnavailable: A pserver did not answer in time.
         """
+        deadline_s = self._settings.deadline_s
+        until = time.monotonic() + deadline_s
+        returns = {each.shard for each in self._registrar.registrations if each.is_supervised}
         for shard in range(self._rpc.num_shards):
+            patience_s = max(until - time.monotonic(), 0.0) if shard in returns else 0.0
             try:
-                self._rpc.call(shard, "Stop", messages.StopRequest(), self._settings.deadline_s, patience_s=0.0)
+                self._rpc.call(shard, "Stop", messages.StopRequest(), deadline_s, patience_s=patience_s)
             except ShardUnavailable as error:
                 if not isinstance(error.__cause__, Unreachable):
                     raise

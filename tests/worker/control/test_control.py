@@ -59,6 +59,29 @@ def test_stop_of_a_pserver_that_is_gone_is_no_error(control: ControlClient, pser
     assert [shard for shard, _ in pservers.asked_for("Stop")] == [0, 1]
 
 
+def test_stop_reaches_a_pserver_that_is_being_started_again(control: ControlClient, pservers: FakePservers) -> None:
+    pservers.restart(101)
+    control.register([SPEC], 0, 1)
+    before, is_away = pservers.answer, iter([True] * 2)
+
+    def answer(shard: int, method: str, request: Any) -> Message:
+        if (shard, method) == (1, "Stop") and next(is_away, False):
+            raise Unreachable("connection refused")
+        return before(shard, method, request)
+
+    pservers.answer = answer
+    control.stop()
+    assert [shard for shard, _ in pservers.asked_for("Stop")] == [0, 1, 1, 1]
+
+
+def test_supervised_pserver_that_stays_away_counts_as_ended(control: ControlClient, pservers: FakePservers) -> None:
+    pservers.restart(101)
+    control.register([SPEC], 0, 1)
+    pservers.fails("Stop", Unreachable("connection refused"), shard=0)
+    control.stop()
+    assert pservers.asked_for("Stop")[-1][0] == 1
+
+
 def test_stop_of_a_pserver_that_hangs_is_an_error(control: ControlClient, pservers: FakePservers) -> None:
     pservers.fails("Stop", OutOfTime("deadline exceeded"), shard=0)
     with pytest.raises(ShardUnavailable, match="shard 0 at host-a:1: Stop"):
