@@ -929,6 +929,21 @@ def _lost_steps(_: Path) -> None:
 
 @entry(
     ShardUnavailable,
+    "shard 0 at pserver:0: the pserver was started again, by another supervisor and without the log of the job: the "
+    "rows that it held are gone. Start the job again from its last snapshot",
+)
+def _without_rows(_: Path) -> None:
+    control = SimpleNamespace(
+        can_fail_over=True, is_sync=False, rejoin=lambda *_: Registration(1, 0, 1, 5, 1, "pserver:0")
+    )
+    client = mock.Mock()
+    client.expect.return_value = Resumption(push_seq=9)
+    Failover(control, client, set).observe(0, 5)
+    raise client.fail.call_args.args[1]
+
+
+@entry(
+    ShardUnavailable,
     "shard 0 at host-a:1: an older process of the pserver answered (incarnation 0000000000000064, before "
     "0000000500000000). End it",
 )
@@ -1248,20 +1263,6 @@ def _dropped_parts(where: Path) -> None:
 
 @entry(
     ProtocolError,
-    "worker 0: another process has taken its place, and two snapshots were saved since. Start it again",
-)
-def _forgotten(where: Path) -> None:
-    held = HeldControl(where, shard=make_shard(only_registered=True))
-    request = registration(SGD)
-    request.incarnations.append(held.shard.incarnation)  # it has registered, and is not known any more
-    held.call(request)
-
-
-# Leases and logs
-
-
-@entry(
-    ProtocolError,
     "barrier 'gather': worker 0 asks for round 1, whose contributions are dropped. Pserver 0 was started again, and "
     "its log keeps up to 1 MiB of them. Start the job again from its last snapshot",
 )
@@ -1272,6 +1273,20 @@ def _dropped_contributions(where: Path) -> None:
         request = barrier(0, "gather", sequence)
         request.contribution = b"values"
         held.call(request)
+
+
+@entry(
+    ProtocolError,
+    "worker 0: another process has taken its place, and two snapshots were saved since. Start it again",
+)
+def _forgotten(where: Path) -> None:
+    held = HeldControl(where, shard=make_shard(only_registered=True))
+    request = registration(SGD)
+    request.incarnations.append(held.shard.incarnation)  # it has registered, and is not known any more
+    held.call(request)
+
+
+# Leases and logs
 
 
 @entry(

@@ -142,7 +142,7 @@ class ControlService:
         has_workers = shard.log is not None and bool(shard.log.control.workers)
         self._continues_log = self._is_restart and has_workers
         # Another pserver left its log, as one on a machine that is gone: its workers may still run.
-        self._may_take_over = self._is_supervised and not self._is_restart and has_workers
+        self._may_take_over = not self._is_restart and has_workers
         self._is_synced = settings.durability == "sync"
         self._on_job: Callable[[], None] = _ignore if supervised is None else supervised.on_job
         on_snapshot = _ignore if supervised is None else supervised.on_snapshot
@@ -285,19 +285,27 @@ class ControlService:
         self._membership.restore(state, self._clock())
         self._num_loads_before = {worker: each.num_loads for worker, each in state.workers.items()}
 
-    def _take_over_from(self, request: messages.RegisterRequest) -> None:
-        """Continues the job of the log if the first worker that registers belongs to it."""
-        if not self._may_take_over:
-            return
-        assert self._shard.log is not None, "without a log nobody takes over"
-        state = self._shard.log.control
-        returns = request.HasField("resumption") and any(
-            worker.client_id == request.client_id for worker in state.workers.values()
-        )
-        if returns or request.job_id in {worker.job_id for worker in state.workers.values()}:
-            _log.info("takes the shard over from the pserver that left its log")
-            self._is_restart, self._continues_log, self._may_take_over = True, True, False
-            self._continue_with_workers(state)
+    async def _take_over_from(self, request: messages.RegisterRequest) -> None:
+        """Continues the job of the log if a worker that registers belongs to it.
+
+        A worker that does not say so waits a moment for one that does: it may be one of the job that was started again,
+        while others live.
+        """
+        deadline = time.monotonic() + TAKEOVER_S
+        while self._may_take_over:
+            assert self._shard.log is not None, "without a log nobody takes over"
+            state = self._shard.log.control
+            returns = request.HasField("resumption") and any(
+                worker.client_id == request.client_id for worker in state.workers.values()
+            )
+            if returns or request.job_id in {worker.job_id for worker in state.workers.values()}:
+                _log.info("takes the shard over from the pserver that left its log")
+                self._is_restart, self._continues_log, self._may_take_over = True, True, False
+                self._continue_with_workers(state)
+                return
+            has_others = any(index != request.worker_index for index in state.workers)
+            if not has_others or not await self._registered.wait(deadline):
+                return
 
     # Registration
 
@@ -339,7 +347,7 @@ class ControlService:
             request.is_supervised,
             request.log_job_id,
         )
-        self._take_over_from(request)
+        await self._take_over_from(request)
         resumption = request.resumption if request.HasField("resumption") and self._is_restart else None
         if resumption is not None:
             self._membership.check_not_ended(who, request.client_id)
@@ -371,6 +379,7 @@ class ControlService:
         _log.info("%s of %d registered %s", who, request.num_workers, declared)
         resumed = "" if self._resumed is None else self._resumed.json_for(request.worker_index)
         reply = self._reply(states, resumed, request.client_id)
+        reply.is_restart |= resumption is not None
         reply.pushed_step = pushed_step
         progress = self._membership.progress_of(request.worker_index)
         if progress is not None:

@@ -89,12 +89,9 @@ class Failover:
         except FleetSparseError as error:
             self._client.fail(shard, error)
             return False
-        unassigned = {state.name for state in registration.tables if not state.assigned} & self._needs_values()
-        if unassigned:
-            self._client.fail(shard, _without_values(registration, min(unassigned)))
-            return False
-        if registration.has_log and self._control.is_sync and resumption.push_seq > registration.restored_seq:
-            self._client.fail(shard, _without_steps(registration, resumption))
+        loss = self._find_loss(registration, resumption)
+        if loss is not None:
+            self._client.fail(shard, loss)
             return False
         self._client.rejoin(shard, registration)
         counted = max(registration.restored_seq, self._resumed_at.get(shard, 0))
@@ -114,6 +111,27 @@ class Failover:
         else:
             logger.warning("shard %d was started again; no push of this worker is lost", shard)
         return True
+
+    def _find_loss(self, registration: Registration, resumption: Resumption) -> ShardUnavailable | None:
+        """Returns why the job cannot continue with a pserver; None if it can."""
+        if not registration.is_restart:
+            return _without_rows(registration)
+        unassigned = {state.name for state in registration.tables if not state.assigned} & self._needs_values()
+        if unassigned:
+            return _without_values(registration, min(unassigned))
+        if registration.has_log and self._control.is_sync and resumption.push_seq > registration.restored_seq:
+            return _without_steps(registration, resumption)
+        return None
+
+
+def _without_rows(registration: Registration) -> ShardUnavailable:
+    endpoint = registration.stream_endpoint or registration.data_endpoint
+    return ShardUnavailable(
+        f"shard {registration.shard} at {endpoint}: the pserver was started again, by another supervisor and without "
+        "the log of the job: the rows that it held are gone. Start the job again from its last snapshot",
+        shard=registration.shard,
+        endpoint=endpoint,
+    )
 
 
 def _without_steps(registration: Registration, resumption: Resumption) -> ShardUnavailable:

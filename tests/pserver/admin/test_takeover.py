@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_sparse.core.mode import ASYNC, Mode
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import SettingError
 from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.wire import control_pb2 as messages
@@ -87,3 +87,92 @@ async def test_barrier_waits_for_a_worker_of_the_log(after: HeldControl) -> None
     await turns()
     await after.start(returning())
     await waiting
+
+
+@pytest.fixture
+def before_of_two(tmp_path: Path) -> HeldControl:
+    """A pserver with a log, whose two workers have registered and met."""
+    held = HeldControl(tmp_path, STARTED, logged_shard(tmp_path / "log", only_registered=True))
+
+    async def meet() -> None:
+        for worker in range(2):
+            await held.start(of_two(worker))
+        await asyncio.gather(held.start(once(0)), held.start(once(1)))
+        position = messages.WorkerPosition(worker_index=1, step=5)
+        await held.start(messages.ReportProgressRequest(position=position, client_id=client_of(1)))
+
+    asyncio.run(meet())
+    return held
+
+
+def client_of(worker: int) -> bytes:
+    return bytes([worker]) * 16
+
+
+def of_two(worker: int, *, client_id: bytes = b"", mode: Mode | None = None) -> messages.RegisterRequest:
+    return registration(SGD, worker=worker, num_workers=2, client_id=client_id, mode=mode or Mode(ASYNC))
+
+
+def once(worker: int) -> messages.BarrierRequest:
+    request = barrier(worker, "init_worker")
+    request.once = True
+    return request
+
+
+def returning_of_two(worker: int) -> messages.RegisterRequest:
+    request = of_two(worker)
+    request.resumption.CopyFrom(messages.Resumption())
+    return request
+
+
+@in_loop
+async def test_worker_that_is_started_again_as_well_waits_for_one_of_the_log(before_of_two: HeldControl) -> None:
+    after = HeldControl("", STARTED, recovered(before_of_two.shard, only_registered=True))
+    started_again = asyncio.ensure_future(after.start(of_two(1, client_id=NEW)))
+    await turns()
+    assert not started_again.done()
+    first = await after.start(returning_of_two(0))
+    second = await started_again
+    log = before_of_two.shard.log
+    assert log is not None
+    assert (first.job_id, second.job_id) == (log.control.job_id,) * 2
+    assert (second.is_restart, second.progress.step, list(second.open_barriers)) == (True, 5, ["init_worker"])
+
+
+@in_loop
+async def test_job_of_new_workers_begins_after_a_moment(
+    before_of_two: HeldControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.TAKEOVER_S", 0.01)
+    after = HeldControl("", STARTED, recovered(before_of_two.shard, only_registered=True))
+    replies = await asyncio.gather(
+        *(after.start(of_two(worker, client_id=bytes([9 + worker]) * 16)) for worker in (0, 1))
+    )
+    log = before_of_two.shard.log
+    assert log is not None
+    assert len({reply.job_id for reply in replies} | {log.control.job_id}) == 2
+    assert not any(reply.is_restart for reply in replies)
+
+
+@in_loop
+async def test_barriers_of_the_log_are_passed(before_of_two: HeldControl) -> None:
+    after = HeldControl("", STARTED, recovered(before_of_two.shard, only_registered=True))
+    waiting = asyncio.ensure_future(after.start(once(1)))
+    await turns()
+    assert not waiting.done()
+    for worker in range(2):
+        await after.start(returning_of_two(worker))
+    await waiting
+
+
+@pytest.mark.parametrize("mode", [Mode(ASYNC), Mode(SYNC)])
+def test_pserver_without_a_supervisor_continues_with_the_workers_of_its_log(tmp_path: Path, mode: Mode) -> None:
+    before = HeldControl(tmp_path, STARTED, logged_shard(tmp_path / "log", only_registered=True))
+    job_id = before.call(registration(SGD, mode=mode)).job_id
+    step = 1 if mode.kind == SYNC else 0
+    assert FrameClient(before.shard, client_id=OLD).push(BLOCK, step=step).error is None
+    after = HeldControl(tmp_path, None, recovered(before.shard, only_registered=True))
+    request = registration(SGD, mode=mode)
+    request.resumption.CopyFrom(messages.Resumption(push_seq=1, step=step))
+    reply = after.call(request)
+    assert (reply.is_restart, reply.is_supervised, reply.restored_seq, reply.job_id) == (True, False, 1, job_id)
