@@ -126,7 +126,7 @@ def returning_of_two(worker: int) -> messages.RegisterRequest:
 
 
 @in_loop
-async def test_worker_that_is_started_again_as_well_waits_for_one_of_the_log(before_of_two: HeldControl) -> None:
+async def test_new_process_of_the_job_waits_for_a_worker_of_the_log(before_of_two: HeldControl) -> None:
     after = HeldControl("", STARTED, recovered(before_of_two.shard, only_registered=True))
     started_again = asyncio.ensure_future(after.start(of_two(1, client_id=NEW)))
     await turns()
@@ -166,7 +166,7 @@ async def test_barriers_of_the_log_are_passed(before_of_two: HeldControl) -> Non
 
 
 @pytest.mark.parametrize("mode", [Mode(ASYNC), Mode(SYNC)])
-def test_pserver_without_a_supervisor_continues_with_the_workers_of_its_log(tmp_path: Path, mode: Mode) -> None:
+def test_pserver_without_a_supervisor_takes_over_as_well(tmp_path: Path, mode: Mode) -> None:
     before = HeldControl(tmp_path, STARTED, logged_shard(tmp_path / "log", only_registered=True))
     job_id = before.call(registration(SGD, mode=mode)).job_id
     step = 1 if mode.kind == SYNC else 0

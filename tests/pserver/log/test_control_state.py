@@ -416,7 +416,7 @@ async def test_worker_that_never_comes_back_is_lost(tmp_path: Path) -> None:
 @pytest.mark.guarantee("F6")
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 @in_loop
-async def test_supervised_worker_with_a_lag_may_return_until_the_failover_ends(
+async def test_supervised_worker_with_a_lag_has_the_failover_time(
     tmp_path: Path, has_checkpoint: bool
 ) -> None:
     """Worker 1 died with the pserver, and its supervisor starts it again."""

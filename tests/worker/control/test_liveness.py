@@ -126,7 +126,7 @@ def test_watcher_that_comes_later_hears_of_a_restarted_pserver(alive: ControlCli
     assert seen.get(timeout=SOON_S) == (1, 999)
 
 
-def test_pserver_that_is_started_again_during_registration_is_found(
+def test_pserver_that_restarts_during_registration_is_found(
     supervised: FakePservers, control: ControlClient, pservers: FakePservers
 ) -> None:
     """It dies when it has answered the registration, which lasts: the next process is attended without a name."""
@@ -148,10 +148,10 @@ def test_pserver_that_is_started_again_during_registration_is_found(
     assert (shard, request.incarnation) == (1, 101)
 
 
-def test_pserver_is_attended_once_after_a_registration_that_lasted(
+def test_restart_during_registration_leaves_one_connection(
     supervised: FakePservers, control: ControlClient, pservers: FakePservers
 ) -> None:
-    test_pserver_that_is_started_again_during_registration_is_found(supervised, control, pservers)
+    test_pserver_that_restarts_during_registration_is_found(supervised, control, pservers)
     pservers.end_attendance(1, Unreachable("reset"))
     assert pservers.attended.get(timeout=SOON_S)[0] == 1
     pservers.end_attendance(0, Unreachable("reset"))
