@@ -127,8 +127,7 @@ class ControlService:
         self._lost_check_s = min(MAX_LOST_CHECK_S, settings.worker_lost_s / 4)
         self._orphaned_s, self._max_staged_bytes = settings.orphaned_s, settings.max_staged_bytes
         self._failover_s = settings.failover_s
-        self._log_answer_s = min(LOG_ANSWER_S, PLACE_SHARE * settings.deadline_s)
-        self._place_s = min(settings.worker_lost_s + ADMISSION_S, PLACE_SHARE * settings.connect_s)
+        self._place_s, self._log_answer_s = _times_until_answered(settings)
         self._membership = Membership(
             lost_after_s=settings.worker_lost_s,
             unseen_after_s=settings.connect_s,
@@ -752,6 +751,14 @@ class _Joining:
                 log_job_id,
             )
         )
+
+
+def _times_until_answered(settings: Settings) -> tuple[float, float]:
+    """Returns the seconds that a registration may wait for its place, and for room in the log, until it is answered."""
+    return (
+        min(settings.worker_lost_s + ADMISSION_S, PLACE_SHARE * settings.connect_s),
+        min(LOG_ANSWER_S, PLACE_SHARE * settings.deadline_s),
+    )
 
 
 async def _unless_stopped(task: Future[_Result]) -> _Result:

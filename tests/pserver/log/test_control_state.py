@@ -416,9 +416,7 @@ async def test_worker_that_never_comes_back_is_lost(tmp_path: Path) -> None:
 @pytest.mark.guarantee("F6")
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 @in_loop
-async def test_supervised_worker_with_a_lag_has_the_failover_time(
-    tmp_path: Path, has_checkpoint: bool
-) -> None:
+async def test_supervised_worker_with_a_lag_has_the_failover_time(tmp_path: Path, has_checkpoint: bool) -> None:
     """Worker 1 died with the pserver, and its supervisor starts it again."""
     mode = Mode(ASYNC, max_step_lag=4)
     held = control_of(logged_shard(tmp_path / "log"))
