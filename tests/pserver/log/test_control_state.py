@@ -224,6 +224,26 @@ async def test_worker_is_not_lost_because_the_log_fails(tmp_path: Path, monkeypa
     await waiting
 
 
+@pytest.mark.guarantee("W6")
+@in_loop
+async def test_worker_is_not_lost_while_the_log_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.service.LOG_ANSWER_S", 0.02)
+    again = restarted(await registered(tmp_path, Mode(SYNC)))
+    assert again.shard.log is not None
+    await again.start(resuming(0, mode=Mode(SYNC)))
+    waiting = asyncio.ensure_future(again.start(barrier(0)))
+    await turns()
+    failures = full_times(monkeypatch, again.shard.log, "join", 1_000_000)
+    with pytest.raises(LogFull):
+        await again.start(resuming(1, mode=Mode(SYNC)))
+    await turns()
+    assert not waiting.done()
+    failures.clear()
+    await again.start(resuming(1, mode=Mode(SYNC)))
+    await meet(again, barrier(1))
+    await waiting
+
+
 @in_loop
 async def test_progress_takes_no_room_of_a_full_log(tmp_path: Path) -> None:
     held = await registered(tmp_path)
