@@ -102,7 +102,8 @@ class PserverTraining:
         """As `Training`. With a row cache all rows of the next step are asked for with the push of this one."""
         step = self._next_step() if self._counts_steps else 0
         if self._caches is not None:
-            self._caches.pull(batches, early, coming, step=step)
+            while not self._caches.pull(batches, early, coming, step=step):
+                early, step = None, self._next_step()
             coming = None
         else:
             is_looked_ahead = self._early is not None or coming is not None

@@ -6,9 +6,10 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from .row_batch import RowBatch
 from .row_exchange import RowAsk, RowChange, answer_of
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 NUM_LAG_CLASSES = 33
 _MAX_READS = 64  # reads that may wait for their update: of threads that train, and of runs that failed
@@ -124,7 +126,9 @@ class RowCaches:
         self._max_bytes, self._max_rows = max_bytes, max_rows
         # Each worker may flush its share of half a step: others may train in it, with one push each.
         self._max_part_bytes = max(max_staged_bytes // (2 * job.num_workers), 1)
-        self._lock = threading.Lock()  # guards all below; held from a plan to the end of its pull
+        # A save pauses workers for which a pull may wait, and needs the caches meanwhile.
+        self._waits_unlocked = (job.steps_off_lease or 0) > 0 and job.num_workers > 1
+        self._lock = threading.Lock()  # guards all below; held from a plan to the end of its pull, but for such waits
         self._tables: dict[str, CachedTable] | None = None
         self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids
         self._num_batches = 0
@@ -134,6 +138,7 @@ class RowCaches:
         self._ahead: _Ahead | None = None
         self._prepared: Sequence[RowBatch] = ()  # gradients of a step, until it is committed
         self._noted = 0, 0  # failed pushes and rejoins of the client that the caches know of
+        self._num_changes = 0  # of copies or what they hold, apart from those of a pull: a plan before it is void
 
     def pull(
         self,
@@ -142,7 +147,7 @@ class RowCaches:
         coming: EarlyRows | None = None,
         *,
         step: int = 0,
-    ) -> None:
+    ) -> bool:
         """Fills batches that a step trains on with rows. Rows enter the caches when the batches are updated.
 
         Args:
@@ -151,16 +156,23 @@ class RowCaches:
             coming: Rows of the next step; they are asked for with the push of this one.
             step: As of `RowSource.pull`.
 
+        Returns:
+            False if the copies were changed while this call waited for other workers, as by a save: call it again,
+            without `early`, because that was a step.
+
         Raises:
             FleetSparseError: As `TableClient.pull`.
         """
         with self._lock:
             self._num_batches += 1
             self._coming = coming
+            num_changes = self._num_changes
             ahead = self._arrived(early)
             for _ in range(_MAX_ASKS):
-                if self._filled(batches, ahead, step):
-                    return
+                if self._num_changes == num_changes and self._filled(batches, ahead, step):
+                    return True
+                if self._num_changes != num_changes:
+                    return False
                 ahead = None
         raise FleetSparseError(
             f"row caches: pservers were started again during {_MAX_ASKS} lookups of one step. Look at their logs"
@@ -184,7 +196,10 @@ class RowCaches:
         Arguments and errors are those of `pull`. No cache changes.
         """
         with self._lock:
-            self._client.pull(batches, step=step)
+            pull, num_changes = partial(self._client.pull, batches, step=step), self._num_changes
+            self._waited(pull)
+            if self._num_changes != num_changes:
+                pull()  # what was held may have been sent meanwhile; other workers have made their steps
             for batch in batches:
                 table = self._table(batch.spec)
                 if table is not None:
@@ -259,6 +274,7 @@ class RowCaches:
         """
         changes, sent = [], []
         with self._lock:
+            self._num_changes += 1
             self._drop_ahead()
             self._note_failures()
             num_bytes = self._max_part_bytes
@@ -301,6 +317,7 @@ class RowCaches:
     def clear(self) -> None:
         """Forgets all copies and what they hold: the tables on the pservers were replaced."""
         with self._lock:
+            self._num_changes += 1
             self._drop_ahead()
             self._reads.clear()
             for table in (self._tables or {}).values():
@@ -329,6 +346,7 @@ class RowCaches:
         """
         pushes, changes, trained = [], [], []
         with self._lock:
+            self._num_changes += 1
             self._drop_ahead()
             for batch in map(self._weighted, batches):
                 table = self._table(batch.spec)
@@ -360,14 +378,25 @@ class RowCaches:
         if ahead.coming is not early or self._has_failures():
             ahead.call.abandon()
             return None
-        extra = ahead.call.wait()
+        extra = self._waited(ahead.call.wait)
         return None if self._has_failures() else _Arrivals(ahead.lookups, extra)
 
-    def _filled(self, batches: Sequence[RowBatch], ahead: _Arrivals | None, step: int) -> bool:
-        """Fills batches with rows; returns False if a pserver that was started again meanwhile may have answered.
+    def _waited(self, wait: Callable[[], _T]) -> _T:
+        """Returns what `wait` returns; without the lock meanwhile, if it may wait for other workers in a step lag."""
+        if not self._waits_unlocked:
+            return wait()
+        self._lock.release()
+        try:
+            return wait()
+        finally:
+            self._lock.acquire()
 
-        Its clocks begin at 0.
+    def _filled(self, batches: Sequence[RowBatch], ahead: _Arrivals | None, step: int) -> bool:
+        """Fills batches with rows; returns False if copies were changed meanwhile, or a pserver was started again.
+
+        The clocks of such a pserver begin at 0.
         """
+        num_changes = self._num_changes
         if self._note_failures():
             ahead = None
         of_ahead = [] if ahead is None else ahead.lookups
@@ -381,8 +410,9 @@ class RowCaches:
             plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
             asks = [lookup.ask for lookup in (*lookups, *late) if lookup.ask is not None]
             if step or plain or asks:
-                extra = self._client.start_pull(plain, step=step, asks=asks, owns_memory=True).wait()
-            if self._client.num_rejoins != self._noted[1]:
+                call = self._client.start_pull(plain, step=step, asks=asks, owns_memory=True)
+                extra = self._waited(call.wait)
+            if self._num_changes != num_changes or self._client.num_rejoins != self._noted[1]:
                 return False
         for lookup in late:
             if lookup.table is not None and lookup.plan is not None:

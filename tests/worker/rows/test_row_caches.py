@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,7 +39,7 @@ from fleet_sparse.worker.rows.row_caches import NUM_LAG_CLASSES, RowCaches, capa
 from support.counted_updates import EVERY_ID, NUM_IDS, CountedUpdates
 from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
 from support.successive import SuccessiveLookups
-from support.threads import in_threads
+from support.threads import JOIN_S, in_threads
 
 EVERYTHING = EVERY_ID
 LOOSE = RowBound(lag=30)
@@ -708,6 +710,78 @@ def test_an_async_save_has_what_was_held() -> None:
             assert job.num_held == 0
         plain = Worker(cluster, 0, 1, [job.spec], Mode())
         np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H8")
+@pytest.mark.guarantee("V2")
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_save_passes_while_a_worker_waits_for_another(evaluates: bool) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "lag", LOOSE, 2, 3)
+        first, second = job.workers
+        for _ in range(4):
+            job.step()
+        for _ in range(2):
+            job.update(1, job.read(1))
+        channel, num_sent = second.channel, sum(second.channel.num_sent)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(partial(second.evaluate, job.spec) if evaluates else partial(job.read, 1))
+            try:
+                wait_until(lambda: sum(channel.num_sent) > num_sent)
+                num_held = job.num_held
+                in_threads(partial(quiesce, first), partial(quiesce, second))
+                assert num_held > job.num_held == 0
+            finally:
+                for _ in range(2):
+                    job.update(0, job.read(0))
+            read = waiting.result(JOIN_S)
+            if evaluates:
+                np.testing.assert_array_equal(read[:, 1], job.num_made[:, 1])
+            else:
+                job.update(1, read)
+        job.meet()
+        np.testing.assert_array_equal(first.evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H3")
+def test_rows_that_came_ahead_are_dropped_if_held_updates_left_meanwhile() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "lag", LOOSE, 2, 3, looks_ahead=True)
+        for _ in range(6):
+            job.step()
+        caches = job.workers[1].caches
+        assert caches is not None
+        assert caches._ahead is not None
+        assert job.num_held > 0
+        caches._ahead = caches._ahead._replace(call=SavedMeanwhile(caches._ahead.call, job.workers[1]))
+        for _ in range(2):
+            job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+class SavedMeanwhile:
+    """A call with an answer, before which a save has what its worker holds."""
+
+    def __init__(self, call: Any, worker: Worker) -> None:
+        self._call, self._worker = call, worker
+
+    def wait(self) -> Any:
+        in_threads(partial(quiesce, self._worker))
+        return self._call.wait()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    latest = time.monotonic() + JOIN_S
+    while not is_so():
+        assert time.monotonic() < latest
+        time.sleep(0.001)
+
+
+def quiesce(worker: Worker) -> None:
+    """As at the cut of a save."""
+    with worker.training.quiesce(10.0):
+        pass
 
 
 @pytest.mark.guarantee("H9")
