@@ -64,7 +64,9 @@ class DenseSync:
         self._read_at = -math.inf
 
     def miss_step(self) -> None:
-        """Notes that a step ended with an error, so that Paddle dropped its new values."""
+        """Notes that a step changed the pservers' values, and not those in the scope: Paddle dropped them at an
+        error, or other workers trained while this one sent what its row caches held.
+        """
         self._missed_step = True
 
     def find(self, connection: JobConnection) -> None:

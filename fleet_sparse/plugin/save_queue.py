@@ -71,8 +71,14 @@ class SaveQueue:
                 undo.pop_all()
                 self._finish_in_background(save)
 
-    def step(self, control: ControlClient, drain: Drain, begin: Begin) -> None:
+    def step(self, control: ControlClient, drain: Drain, begin: Begin, *, may_begin: bool = True) -> None:
         """Counts a training step; saves if that is due and no save is under way.
+
+        Args:
+            control: Control client of this worker.
+            drain: See `Drain`.
+            begin: See `Begin`.
+            may_begin: False to leave a save that is due to a later step.
 
         Raises:
             FleetSparseError: `drain` failed. A save that fails is logged.
@@ -81,7 +87,7 @@ class SaveQueue:
         if schedule is None:
             return
         schedule.count_step(now)
-        if not schedule.is_due(now) or not self._under_way.acquire(blocking=False):
+        if not may_begin or not schedule.is_due(now) or not self._under_way.acquire(blocking=False):
             return
         with ExitStack() as undo:
             undo.callback(self._under_way.release)

@@ -106,7 +106,7 @@ class Snapshots:
             ShardUnavailable: A pserver is gone.
             ValueError: An argument has no meaning.
         """
-        connection.training.send_held()
+        self._send_held(connection)
         save = Save(
             connection.control,
             dirname,
@@ -126,7 +126,8 @@ class Snapshots:
     def note_step(self, connection: JobConnection) -> None:
         """Notes that a run of a program that trains has ended; saves if a scheduled save is due.
 
-        In a schedule of steps all workers send what their row caches hold, after the same step.
+        In a schedule of steps all workers send what their row caches hold, after the same step. Where that takes steps,
+        a save begins right after them.
 
         Raises:
             FleetSparseError: An earlier push failed. A save that fails is logged.
@@ -135,11 +136,15 @@ class Snapshots:
         if schedule is None:
             return
         self._num_steps += 1
-        if schedule.steps is not None and self._num_steps % schedule.steps == 0:
-            connection.training.send_held()
+        is_multiple = schedule.steps is not None and self._num_steps % schedule.steps == 0
+        if is_multiple:
+            self._send_held(connection)
         if connection.role.is_first:
             self.queue.step(
-                connection.control, lambda: self._drain(connection), lambda save: self._begin(connection, save)
+                connection.control,
+                lambda: self._drain(connection),
+                lambda save: self._begin(connection, save),
+                may_begin=is_multiple or not connection.training.holds_back,
             )
 
     def load(
@@ -276,6 +281,10 @@ class Snapshots:
             connection.pass_barrier(f"{name} ends", alone=True)
             raise
         return connection.pass_barrier(f"{name} ends", alone=True).num_loads
+
+    def _send_held(self, connection: JobConnection) -> None:
+        if connection.training.send_held():
+            self._dense.miss_step()  # others may have trained meanwhile
 
     def _drain(self, connection: JobConnection) -> None:
         """Returns when the pservers have all that this worker did."""
