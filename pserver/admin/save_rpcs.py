@@ -54,7 +54,6 @@ class _Running:
         save: This shard's part of it.
         coordinator: Index of the worker that makes the save.
         step: Number of steps that the coordinator had made.
-        num_untrained: How many of them trained nothing.
         positions: Positions of the workers that have reported them.
         needs_positions: True if the shard is cut only once all workers have reported; assumed until it is known.
         is_cut: True once the shard is cut.
@@ -71,7 +70,6 @@ class _Running:
     save: Save
     coordinator: int
     step: int
-    num_untrained: int = 0
     positions: dict[int, list[messages.WorkerPosition]] = field(default_factory=dict)
     needs_positions: bool = True
     is_cut: bool = False
@@ -93,9 +91,14 @@ class _Running:
         if self.needs_positions and reported:
             return reported[-1]
         # A worker that has left the step group keeps the position of its last step.
-        passed = [each.position for each in reported if each.step <= self.step]
-        num_trained = self.step - self.num_untrained
-        return messages.WorkerPosition(worker_index=worker, step=num_trained, position=passed[-1] if passed else "")
+        position = next((each.position for each in reversed(reported) if each.step <= self.step), "")
+        return messages.WorkerPosition(worker_index=worker, step=self._num_trained, position=position)
+
+    @property
+    def _num_trained(self) -> int:
+        """In sync the number of steps before the cut in which workers trained: that of the one with the most."""
+        before = (each for reported in self.positions.values() for each in reported if each.step <= self.step)
+        return max(each.step - each.num_untrained for each in before)  # the coordinator's is there
 
     def wake_all(self) -> None:
         """Wakes the tasks that wait for this save."""
@@ -227,7 +230,7 @@ class SaveService:
                 is_logged=True,
             )
             position = request.position
-            running = _Running(request.plan, save, position.worker_index, position.step, position.num_untrained)
+            running = _Running(request.plan, save, position.worker_index, position.step)
             running.positions[running.coordinator] = [position]
             running.begun = task_of(self._cut(running))
             self._running = running

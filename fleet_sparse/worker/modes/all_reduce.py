@@ -213,52 +213,44 @@ class AllReduceTraining:
         if not leaves:
             return
         with self._stepping:
-            num_parts, num_leaving = self._num_parts, 0
+            # Without caches a worker makes one step at least.
+            num_parts, num_leaving = max(self._rows.held.num_parts, 1), 0
             for number in count(1):
                 with DeferredInterrupt(_ignore):
                     num_leaving = self._take_part(leaves=number >= num_parts)
                 if num_leaving == self._num_workers:
                     break
-            self._rows.note_sent(num_parts)
+            self._rows.held.note_sent(num_parts)
 
     @property
     def holds_back(self) -> bool:
         """As `Training`."""
-        return self._rows.holds_back
+        return self._rows.held.holds_back
 
-    def send_held(self) -> None:
+    def send_held(self) -> bool:
         """As `Training`.
 
         Raises:
             FleetSparseError: As `update`; or another worker trained meanwhile, of whose step this one lacks the dense
                 values.
         """
-        if not self._send_held():
-            raise FleetSparseError(
-                "save: another worker trained a step while this one sent the updates that its row caches held. Call it "
-                "on all workers after the same step, or after fleet.barrier_worker(), and call that one now"
-            )
+
+        def make_part() -> None:
+            with DeferredInterrupt(_ignore):
+                self._take_part(leaves=False)
+
+        with self._stepping:
+            has_sent = self._rows.held.send(make_part)
+            if has_sent and not self._has_all_steps:
+                raise FleetSparseError(
+                    "save: another worker trained a step while this one sent the updates that its row caches held. "
+                    "Call it on all workers after the same step, or after fleet.barrier_worker(), and call that one now"
+                )
+        return has_sent
 
     def end_pass(self) -> None:
-        """As `Training`. If others train on, this worker cannot train before the next barrier of all."""
-        self._send_held()
-
-    def _send_held(self) -> bool:
-        """Sends what row caches hold; returns False if this worker lacks dense values of others' steps then."""
-        if not self._rows.holds_back or self._rows.has_sent:
-            return True
-        with self._stepping:
-            num_parts = self._num_parts
-            for _ in range(num_parts):
-                with DeferredInterrupt(_ignore):
-                    self._take_part(leaves=False)
-            self._rows.note_sent(num_parts)
-            return self._has_all_steps
-
-    @property
-    def _num_parts(self) -> int:
-        """Number of steps in which a worker sends what it holds; at a barrier it makes one at least."""
-        return max(self._rows.num_sending_steps, 1)
+        """As `Training`."""
+        self._rows.end_pass()
 
     def _take_part(self, *, leaves: bool) -> int:
         """One step without gradients; if all leave, replicas become equal. Returns how many workers leave."""
@@ -295,8 +287,8 @@ class AllReduceTraining:
     ) -> None:
         """One step of this worker, on the shards and then among the workers; it does not train if `grads` is None."""
         if self._program.clip is None:
-            if grads is None and self._rows.holds_back:
-                self._rows.send_part()
+            if grads is None and self._rows.held.holds_back:
+                self._rows.held.send_part()
             else:
                 self._rows.update(rows, (), weight, None, position)
             self._rows.pull(())  # answered when the step is complete

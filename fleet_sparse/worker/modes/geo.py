@@ -199,8 +199,9 @@ class GeoTraining:
         """As `Training`."""
         return False
 
-    def send_held(self) -> None:
+    def send_held(self) -> bool:
         """As `Training`; there are no row caches."""
+        return False
 
     def end_pass(self) -> None:
         """As `Training`; there are no row caches."""

@@ -94,7 +94,7 @@ class Progress(NamedTuple):
     pushed_step: int = 0
     """With a bounded step lag: number on the wire of the newest of these steps."""
     num_untrained: int = 0
-    """How many of the steps trained nothing: workers sent in them what row caches held."""
+    """In how many of the steps this worker trained nothing, to send what row caches held."""
 
 
 class QuiescePoint(NamedTuple):
@@ -199,11 +199,14 @@ class Training(Protocol):
         """True if pushes are parts of steps, and row caches hold updates that are in none of them."""
         ...
 
-    def send_held(self) -> None:
+    def send_held(self) -> bool:
         """Sends what row caches hold in steps without gradients, where pushes are parts of steps.
 
         All workers call it after the same step; then all have sent it when these steps are complete. A worker that has
         made no step since it was sent makes none. Elsewhere `drain` and `quiesce` send it.
+
+        Returns:
+            True if this worker made steps, in which others may have trained dense values.
 
         Raises:
             FleetSparseError: As `update`; or the workers merge dense gradients, and others trained meanwhile.
@@ -211,7 +214,11 @@ class Training(Protocol):
         ...
 
     def end_pass(self) -> None:
-        """Sends what row caches of this worker hold, at the end of its pass over the data; raises as `update`."""
+        """Sends what row caches of this worker hold, at the end of its pass over the data; raises as `update`.
+
+        Where pushes are parts of steps it sends nothing: the others may train on, and a worker that makes steps without
+        them would train its next batches beside other ones of theirs. A barrier sends it.
+        """
         ...
 
     def drain(self, *, leaves: bool = False) -> None:

@@ -25,6 +25,7 @@ from ..rows.early_rows import EarlyRows
 from ..rows.row_batch import RowBatch
 from ..rows.row_caches import RowCaches
 from ..rows.row_source import DirectRows, RowSource
+from .held_sender import HeldSender
 from .step import Progress, QuiescePoint, RowsClip, StepClip, check_finite
 
 _MAX_PASSED = 1000  # steps that may pass before a save in sync training reads this worker's position
@@ -41,6 +42,9 @@ class PserverTraining:
         rows: Source of the rows; the client itself if left out.
         caches: This worker's caches of rows; None for none.
         begun_behind: The step after which this worker begins; another one than 0 in the place of one that died.
+
+    Attributes:
+        held: Sends what the caches hold back, in sync mode with several workers.
     """
 
     def __init__(
@@ -73,9 +77,9 @@ class PserverTraining:
         self._complete = 0  # newest step that every shard is known to have completed, in sync
         self._early: EarlyRows | None = None  # rows of the step after the present one
         self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
-        self._sent_at = 0  # in sync the step after which no worker held updates
-        self._num_untrained = 0  # steps until then in which workers sent what they held
         self._passed = deque([Progress(0, None)], maxlen=_MAX_PASSED)  # the last steps
+        holding = caches if self._is_merged and caches is not None and caches.may_hold else None
+        self.held = HeldSender(holding, self._send_part, lambda: self._step)
 
     def note_states(self, states: Iterable[TableState], *, are_replaced: bool = False) -> None:
         """As `Training`: update counts continue from those of the pservers' tables."""
@@ -156,7 +160,9 @@ class PserverTraining:
         *,
         rows_clip: RowsClip | None = None,
     ) -> None:
-        """As `Training`; waits for the new dense values, if there are any. A `position` of None leaves it as it is.
+        """As `Training`; waits for the new dense values, if there are any.
+
+        With a `position` of None this worker trains nothing in the step, and keeps its position.
 
         A `rows_clip` takes the place of `clip` in a step whose dense gradients the workers merge.
 
@@ -220,51 +226,28 @@ class PserverTraining:
 
     @property
     def holds_back(self) -> bool:
-        """True if pushes are parts of steps, and row caches hold updates that are in none of them."""
-        return self._is_merged and self._caches is not None and self._caches.may_hold
+        """As `Training`."""
+        return self.held.holds_back
 
-    @property
-    def num_sending_steps(self) -> int:
-        """Number of steps in which a worker sends what its row caches hold: the same for all workers of a job."""
-        return self._caches.num_flushes if self._caches is not None and self.holds_back else 0
-
-    @property
-    def has_sent(self) -> bool:
-        """True if this worker has made no step since all workers had sent what they held."""
-        with self._lock:
-            return self._step == self._sent_at
-
-    def send_held(self) -> None:
-        """As `Training`. Raises as `update`."""
-        if self.holds_back and not self.has_sent:
-            for _ in range(self.num_sending_steps):
-                self.send_part()
-            self.note_sent(self.num_sending_steps)
-
-    def send_part(self) -> None:
-        """Makes one of `num_sending_steps` steps, in which other workers may train. Raises as `update`."""
-        assert self._caches is not None, "updates are held back"
-        with self._stepping:
-            if self._is_merged and self._complete < self._next_step() - 1:
-                self._client.pull([], step=self._next_step())  # as in `update`
-            self._flush_caches(self._caches)
-
-    def note_sent(self, num_steps: int) -> None:
-        """Takes note that no worker holds updates, after a number of steps in which nobody trained."""
-        with self._lock:
-            if self._is_merged and self._step > self._sent_at:
-                self._sent_at, self._num_untrained = self._step, self._num_untrained + num_steps
-                newest = Progress(self._step, self._passed[-1].position, num_untrained=self._num_untrained)
-                if newest != self._passed[-1]:
-                    self._passed.append(newest)
+    def send_held(self) -> bool:
+        """As `Training`."""
+        return self.held.send()
 
     def end_pass(self) -> None:
         """As `Training`."""
-        if self._is_merged:
-            self.send_held()
-        elif self._caches is not None and self._caches.can_flush():
+        if not self._is_merged and self._caches is not None and self._caches.can_flush():
             with self._stepping:
                 self._flush_caches(self._caches)
+
+    def _send_part(self) -> None:
+        """Makes a step that sends a part of what the caches hold."""
+        assert self._caches is not None, "updates are held back"
+        # Others may make steps first, and a save may pause them, which needs `_stepping`.
+        while self._complete < (step := self._next_step()) - 1:
+            self._client.pull([], step=step)
+            self._note_complete(step - 1)
+        with self._stepping:
+            self._flush_caches(self._caches)
 
     def _flush_caches(self, caches: RowCaches) -> None:
         """Sends what row caches hold, in sync a part of it, as a push of its own; with `_stepping` held."""
@@ -274,7 +257,8 @@ class PserverTraining:
             with self._lock:
                 self._step += 1
                 if self._is_merged:  # the steps are the job's
-                    self._passed.append(self._passed[-1]._replace(num_steps=self._step))
+                    self.held.count_untrained()
+                    self._passed.append(self._newest())
         pending.wait()
 
     def skip(
@@ -341,8 +325,10 @@ class PserverTraining:
                 self._num_updates[update.spec.name] = update.optimizer_step
             self._step += 1
             num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
-            position = self._passed[-1].position if position is None else position
-            self._passed.append(Progress(num_steps, position, num_untrained=self._num_untrained))
+            if position is None:
+                self.held.count_untrained()
+                position = self._passed[-1].position
+            self._passed.append(Progress(num_steps, position, num_untrained=self.held.num_untrained))
 
     def _note_complete(self, step: int) -> None:
         with self._lock:
@@ -372,7 +358,7 @@ class PserverTraining:
     def progress(self) -> Progress:
         """As `Training`."""
         with self._lock:
-            newest = self._passed[-1]
+            newest = self._newest()
             return newest._replace(pushed_step=self._step) if self._has_lag else newest
 
     @contextmanager
@@ -391,10 +377,17 @@ class PserverTraining:
 
     def _last_steps(self) -> list[Progress]:
         with self._lock:
-            passed = list(self._passed)
-            if self._is_merged and self._step > passed[-1].num_steps:  # the job made steps while this worker was away
-                passed.append(Progress(self._step, passed[-1].position, num_untrained=self._num_untrained))
-            return passed
+            passed, newest = list(self._passed), self._newest()
+            if passed[-1].num_steps == newest.num_steps:
+                passed.pop()
+            return [*passed, newest]
+
+    def _newest(self) -> Progress:
+        """The position after the newest step; in sync the job makes steps while this worker is away."""
+        newest = self._passed[-1]
+        if not self._is_merged:
+            return newest
+        return newest._replace(num_steps=self._step, num_untrained=self.held.num_untrained)
 
     def drain(self, *, leaves: bool = False) -> None:
         """As `Training`; in a job that does not count steps there is no step group to leave.
@@ -403,9 +396,8 @@ class PserverTraining:
         before this worker leaves the step group. In the last ones of them nobody trains.
         """
         if self._caches is not None:
-            if leaves and self.holds_back and not self.has_sent:
-                for _ in range(self.num_sending_steps):
-                    self.send_part()
+            if leaves and self.holds_back:
+                self.held.send(leaves=True)
             elif not self._is_merged and self._caches.num_held:
                 with self._stepping:
                     self._flush_caches(self._caches)
@@ -419,7 +411,7 @@ class PserverTraining:
             step = self._client.leave()
             with self._lock:
                 self._step, self._complete, self._is_left = step, step, False
-            self.note_sent(self.num_sending_steps)
+            self.held.note_sent(self.held.num_parts)
 
     def close(self) -> None:
         """As `Training`."""

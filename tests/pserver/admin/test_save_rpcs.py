@@ -429,10 +429,28 @@ async def test_steps_that_trained_nothing_are_not_in_the_manifest(held: HeldCont
     await job_of(held, 2, SYNC_MODE)
     coordinator = Coordinator(held)
     await coordinator.begin(step=7, num_untrained=2)
-    history = [messages.WorkerPosition(worker_index=1, step=step, position=str(10 * step)) for step in (6, 7, 8)]
+    history = [
+        messages.WorkerPosition(worker_index=1, step=step, position=str(10 * step), num_untrained=2)
+        for step in (6, 7, 8)
+    ]
     await held.start(messages.ReportPositionRequest(save_id="x", positions=history))
     await coordinator.end(await coordinator.finish(await coordinator.write()))
     assert load_from(tmp_path / "model")[1].manifest.workers == (WorkerPosition(0, 5, None), WorkerPosition(1, 5, 70))
+
+
+@in_loop
+async def test_steps_that_one_worker_trained_are_in_the_manifest(held: HeldControl, tmp_path: Path) -> None:
+    """Worker 1 trained in the steps in which worker 0 sent what it held; its position 8 is after the cut."""
+    await job_of(held, 2, SYNC_MODE)
+    coordinator = Coordinator(held)
+    await coordinator.begin(step=7, num_untrained=3)
+    history = [
+        messages.WorkerPosition(worker_index=1, step=step, position=str(10 * step), num_untrained=1)
+        for step in (6, 7, 8)
+    ]
+    await held.start(messages.ReportPositionRequest(save_id="x", positions=history))
+    await coordinator.end(await coordinator.finish(await coordinator.write()))
+    assert load_from(tmp_path / "model")[1].manifest.workers == (WorkerPosition(0, 6, None), WorkerPosition(1, 6, 70))
 
 
 @in_loop

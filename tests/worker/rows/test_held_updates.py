@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -35,6 +37,7 @@ class Worker:
     def __init__(self, cluster: InProcessCluster, index: int, num_workers: int, mode: Mode, max_staged: int) -> None:
         assert mode.row_bound is not None
         client = cluster.worker(index, num_workers, mode)
+        self.channel = cluster.channel
         self.deduplicator, self.gradient = Deduplicator(cluster.placement), 1.0 - 2 * index
         job = CacheJob(mode.row_bound, num_workers, 0 if mode.kind == SYNC else None, AGED_LFU, ALL)
         tables = {SPEC.name: SPEC}
@@ -63,8 +66,16 @@ class Worker:
 
     @property
     def num_trained(self) -> int:
-        """Number of steps that a snapshot counts."""
-        with self.training.quiesce(10.0, is_coordinator=True) as held:
+        """Number of steps that a save counts which this worker makes."""
+        return self._num_trained(is_coordinator=True)
+
+    @property
+    def num_trained_of_others(self) -> int:
+        """Number of steps that this worker reports to a save which another one makes."""
+        return self._num_trained(is_coordinator=False)
+
+    def _num_trained(self, *, is_coordinator: bool) -> int:
+        with self.training.quiesce(10.0, is_coordinator=is_coordinator) as held:
             newest = held.passed[-1]
         return newest.num_steps - newest.num_untrained
 
@@ -94,6 +105,13 @@ def train(workers: list[Worker], num_steps: int, ids: NDArray[np.int64]) -> None
     for _ in range(num_steps):
         for worker in workers:
             worker.step(ids)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    latest = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < latest
+        time.sleep(0.001)
 
 
 def meet(workers: list[Worker]) -> None:
@@ -154,21 +172,75 @@ def test_held_updates_past_the_limit_are_sent_in_several_steps(cluster: InProces
     for first in range(0, NUM_IDS, 4):
         train(workers, 4, np.arange(first, first + 4))
     assert [worker.caches.num_held for worker in workers] == [NUM_IDS, NUM_IDS]
-    assert workers[0].training.num_sending_steps == 5
+    assert workers[0].training.held.num_parts == 5
     meet(workers)
     assert [worker.caches.num_held for worker in workers] == [0, 0]
     assert [worker.num_trained for worker in workers] == [NUM_IDS, NUM_IDS]
 
 
 @pytest.mark.guarantee("H7")
-@pytest.mark.parametrize("kind", [SYNC, ASYNC])
-def test_the_end_of_a_pass_sends_what_is_held(cluster: InProcessCluster, kind: str) -> None:
-    workers = workers_of(cluster, kind=kind)
+def test_the_end_of_an_async_pass_sends_what_is_held(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster, kind=ASYNC)
     train(workers, 4, np.arange(8))
     assert all(worker.caches.num_held for worker in workers)
-    in_threads(*(worker.training.end_pass for worker in workers))
+    for worker in workers:
+        worker.training.end_pass()
     assert [worker.caches.num_held for worker in workers] == [0, 0]
     assert [worker.num_trained for worker in workers] == [4, 4]
+
+
+@pytest.mark.guarantee("V3")
+@pytest.mark.parametrize(("num_passes", "sizes"), [(1, (1, 2)), (3, (2, 4))])
+def test_uneven_passes_count_as_many_steps_as_without_a_cache(
+    cluster: InProcessCluster, num_passes: int, sizes: tuple[int, int]
+) -> None:
+    workers = workers_of(cluster, max_staged=1 << 10)
+    assert workers[0].training.held.num_parts > 1
+
+    def run(worker: Worker, size: int) -> None:
+        for _ in range(num_passes):
+            for _ in range(size):
+                worker.step(np.arange(8))
+            worker.training.end_pass()
+        worker.training.drain(leaves=True)
+
+    in_threads(*(partial(run, worker, size) for worker, size in zip(workers, sizes, strict=True)))
+    assert [worker.num_trained for worker in workers] == [num_passes * max(sizes)] * 2
+
+
+@pytest.mark.guarantee("V3")
+def test_steps_that_others_train_count_while_one_sends_alone(cluster: InProcessCluster) -> None:
+    """The worker that sends knows no better than that its own steps trained nothing."""
+    workers = workers_of(cluster, max_staged=1 << 10)
+    num_parts = workers[0].training.held.num_parts
+    train(workers, 4, np.arange(8))
+
+    def train_on() -> None:
+        for _ in range(num_parts):
+            workers[1].step(np.arange(8))
+
+    assert in_threads(workers[0].training.send_held, train_on)[0]
+    assert [worker.num_trained for worker in workers] == [4, 4 + num_parts]
+    train(workers, 2, np.arange(8))
+    meet(workers)
+    assert max(worker.num_trained for worker in workers) == 6 + num_parts
+
+
+@pytest.mark.guarantee("H8")
+def test_a_worker_that_sends_reports_its_position_to_a_save(cluster: InProcessCluster) -> None:
+    """Its first part is the step after the one that the save holds back."""
+    workers = workers_of(cluster)
+    train(workers, 4, np.arange(8))
+    workers[1].step(np.arange(8))
+    channel, num_sent = workers[1].channel, sum(workers[1].channel.num_sent)
+    with workers[0].training.quiesce(10.0, is_coordinator=True):
+        leaving = threading.Thread(target=partial(workers[1].training.drain, leaves=True), daemon=True)
+        leaving.start()
+        wait_until(lambda: sum(channel.num_sent) > num_sent)
+        assert in_threads(lambda: workers[1].num_trained_of_others) == [5]
+    workers[0].step(np.arange(8))
+    workers[0].training.drain(leaves=True)
+    leaving.join()
 
 
 @pytest.mark.guarantee("H1")

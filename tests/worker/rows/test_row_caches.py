@@ -753,7 +753,8 @@ def test_rows_that_came_ahead_are_dropped_if_held_updates_left_meanwhile() -> No
         assert caches is not None
         assert caches._ahead is not None
         assert job.num_held > 0
-        caches._ahead = caches._ahead._replace(call=SavedMeanwhile(caches._ahead.call, job.workers[1]))
+        call: Any = SavedMeanwhile(caches._ahead.call, job.workers[1])
+        caches._ahead = caches._ahead._replace(call=call)
         for _ in range(2):
             job.step()
         job.meet()
