@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +18,6 @@ SCRIPT = "all_reduce.py"
 TOLERANCE = 1e-6
 END_S = 60
 """Longest time in which a worker ends whose peer died: Gloo gives up after 30 s."""
-
-
-@pytest.fixture
-def endpoints() -> Iterator[str]:
-    """Endpoints of two workers, of which the first has a port on which only Paddle's store can listen."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]},127.0.0.1:0"
 
 
 class Trained(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from support.jobs import numbers, outputs_of
 from support.saves import saved_rows
+
+COUNTER = TableSpec(name="counter", dim=2, rule="sgd", initializer=constant(0.0))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,7 @@ def test_rows_are_cached_with_dense_values_on_other_pservers(tmp_path: Path, mod
 def check_saved(directory: Path) -> None:
     """Checks that the snapshot has every update that the workers made."""
     made = np.stack([np.load(directory / f"made{worker}.npy") for worker in range(2)], axis=1)
-    spec = TableSpec(name="counter", dim=2, rule="sgd", initializer=constant(0.0))
-    np.testing.assert_array_equal(saved_rows(directory / "model", spec, np.arange(len(made))), made)
+    np.testing.assert_array_equal(saved_rows(directory / "model", COUNTER, np.arange(len(made))), made)
 
 
 @pytest.mark.parametrize("clip", ["", "1"], ids=["whole", "clipped"])
@@ -79,3 +81,38 @@ def test_resumed_workers_train_the_batches_not_in_the_save(tmp_path: Path) -> No
     steps = {int(number) for output in outputs for number in numbers("resumes at step", output)}
     assert steps in ({5}, {10}, {15})
     assert [output.count("\nloss") for output in outputs] == [18 - steps.pop()] * 2
+
+
+@pytest.mark.guarantee("H6", "H7")
+@pytest.mark.parametrize("dense", ["pservers", "all_reduce"])
+def test_uneven_passes_with_cached_rows_train_every_batch_once(tmp_path: Path, endpoints: str, dense: str) -> None:
+    outputs = outputs_of("cached_passes.py", tmp_path, SIZES="10,13", DENSE=dense, PADDLE_TRAINER_ENDPOINTS=endpoints)
+    assert all("ended well" in output for output in outputs)
+
+
+@pytest.mark.guarantee("H8", "V3")
+@pytest.mark.parametrize("dense", ["pservers", "all_reduce"])
+def test_scheduled_saves_have_what_was_held(tmp_path: Path, endpoints: str, dense: str) -> None:
+    outputs_of(
+        "cached_passes.py", tmp_path, SIZES="9,9", DENSE=dense, SAVE_EVERY="6", PADDLE_TRAINER_ENDPOINTS=endpoints
+    )
+    made = np.stack([np.load(tmp_path / f"made{worker}.npy") for worker in range(2)], axis=2)
+    saves = sorted((tmp_path / "model").iterdir())
+    assert saves
+    for path in saves:
+        (step,) = set(steps_in(path))
+        assert step % 6 == 0
+        np.testing.assert_array_equal(saved_rows(path, COUNTER, np.arange(made.shape[1])), made[step])
+
+
+@pytest.mark.guarantee("H6", "V3")
+def test_a_worker_that_saves_alone_trains_on_with_all_dense_updates(tmp_path: Path) -> None:
+    """Its values are checked in each step. The other worker trains a sixth step while it sends."""
+    outputs_of("cached_passes.py", tmp_path, SIZES="6,6", DENSE="pservers", SAVE_ALONE="5")
+    (path,) = (tmp_path / "model").iterdir()
+    assert steps_in(path) == [6, 6]
+
+
+def steps_in(snapshot: Path) -> list[int]:
+    """The numbers of steps of the workers in a snapshot."""
+    return [each["step"] for each in json.loads((snapshot / "MANIFEST.json").read_text())["workers"]]
