@@ -286,7 +286,7 @@ class Session:
         self.dense.invalidate()
 
     def end_pass(self) -> None:
-        """Ends a pass over the data: sends what the row caches of this worker hold.
+        """Ends a pass over the data: sends what the row caches of this worker hold, unless that takes steps of all.
 
         Raises:
             FleetSparseError: An earlier push failed.
