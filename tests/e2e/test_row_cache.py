@@ -85,7 +85,7 @@ def test_resumed_workers_train_the_batches_not_in_the_save(tmp_path: Path) -> No
 
 @pytest.mark.guarantee("H6", "H7")
 @pytest.mark.parametrize("dense", ["pservers", "all_reduce"])
-def test_uneven_passes_with_cached_rows_train_every_batch_once(tmp_path: Path, endpoints: str, dense: str) -> None:
+def test_uneven_passes_with_cached_rows_train_each_batch_once(tmp_path: Path, endpoints: str, dense: str) -> None:
     outputs = outputs_of("cached_passes.py", tmp_path, SIZES="10,13", DENSE=dense, PADDLE_TRAINER_ENDPOINTS=endpoints)
     assert all("ended well" in output for output in outputs)
 
@@ -106,7 +106,7 @@ def test_scheduled_saves_have_what_was_held(tmp_path: Path, endpoints: str, dens
 
 
 @pytest.mark.guarantee("H6", "V3")
-def test_a_worker_that_saves_alone_trains_on_with_all_dense_updates(tmp_path: Path) -> None:
+def test_a_worker_that_saves_alone_has_all_dense_updates(tmp_path: Path) -> None:
     """Its values are checked in each step. The other worker trains a sixth step while it sends."""
     outputs_of("cached_passes.py", tmp_path, SIZES="6,6", DENSE="pservers", SAVE_ALONE="5")
     (path,) = (tmp_path / "model").iterdir()

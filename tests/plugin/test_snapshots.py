@@ -60,7 +60,7 @@ def test_a_late_save_begins_as_soon_as_it_can_if_nothing_is_held(monkeypatch: py
 
 @pytest.mark.guarantee("H6")
 @pytest.mark.parametrize("holds_back", [False, True])
-def test_dense_values_are_read_again_after_steps_without_this_worker(
+def test_dense_values_are_read_again_after_steps_of_others(
     monkeypatch: pytest.MonkeyPatch, *, holds_back: bool
 ) -> None:
     job = Job(monkeypatch, 1, holds_back=holds_back)

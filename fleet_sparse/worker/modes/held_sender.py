@@ -25,6 +25,10 @@ class HeldSender:
         caches: Caches that may hold updates back; None if there are none.
         make_part: Makes a step that sends a part of what the caches hold, and counts it by `count_untrained`.
         step: Returns the newest step of this worker.
+
+    Attributes:
+        num_untrained: How many of the steps so far trained nothing, as far as this worker knows: others may have trained
+            in its parts, until all workers have met.
     """
 
     def __init__(self, caches: RowCaches | None, make_part: Callable[[], None], step: Callable[[], int]) -> None:
@@ -32,7 +36,7 @@ class HeldSender:
         self._make_part = make_part
         self._step = step
         self._sent = _Sent(0, 0)
-        self._num_untrained = 0
+        self.num_untrained = 0
 
     @property
     def holds_back(self) -> bool:
@@ -43,13 +47,6 @@ class HeldSender:
     def num_parts(self) -> int:
         """Number of steps in which a worker sends all that it holds: the same for all workers of a job."""
         return 0 if self._caches is None else self._caches.num_flushes
-
-    @property
-    def num_untrained(self) -> int:
-        """How many of the steps so far trained nothing, as far as this worker knows: others may have trained in its
-        parts, until all workers have met.
-        """
-        return self._num_untrained
 
     def send_part(self) -> None:
         """Makes one of `num_parts` steps, in which other workers may train. Raises as `Training.update`."""
@@ -79,7 +76,7 @@ class HeldSender:
 
     def count_untrained(self) -> None:
         """Counts a step in which this worker trained nothing."""
-        self._num_untrained += 1
+        self.num_untrained += 1
 
     def note_sent(self, num_untrained: int) -> None:
         """Takes note that no worker holds updates any more.
@@ -89,5 +86,5 @@ class HeldSender:
         """
         step = self._step()
         if step > self._sent.step:
-            self._num_untrained = self._sent.num_untrained + num_untrained
-            self._sent = _Sent(step, self._num_untrained)
+            self.num_untrained = self._sent.num_untrained + num_untrained
+            self._sent = _Sent(step, self.num_untrained)

@@ -744,7 +744,7 @@ def test_a_save_passes_while_a_worker_waits_for_another(evaluates: bool) -> None
 
 
 @pytest.mark.guarantee("H3")
-def test_rows_that_came_ahead_are_dropped_if_held_updates_left_meanwhile() -> None:
+def test_rows_that_came_ahead_are_dropped_after_a_save() -> None:
     with cluster_of(2) as cluster:
         job = CountingJob(cluster, "lag", LOOSE, 2, 3, looks_ahead=True)
         for _ in range(6):
