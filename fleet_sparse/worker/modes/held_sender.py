@@ -27,8 +27,8 @@ class HeldSender:
         step: Returns the newest step of this worker.
 
     Attributes:
-        num_untrained: How many of the steps so far trained nothing, as far as this worker knows: others may have trained
-            in its parts, until all workers have met.
+        num_untrained: How many of the steps so far trained nothing, as far as this worker knows: until all workers have
+            met, others may have trained in its parts.
     """
 
     def __init__(self, caches: RowCaches | None, make_part: Callable[[], None], step: Callable[[], int]) -> None:
