@@ -58,8 +58,10 @@ def rows_of(block: Block, entry: TableEntry) -> Block:
 def answer_of(block: Block, entry: TableEntry, terms: CacheTerms) -> list[Block]:
     """Returns the answer to a PULL block that asks about copies: blocks without rows are left out."""
     answer = entry.table.ask(block, terms)
+    slack = _block_of_answer(block, None, {"slack": answer.slack})
+    slack.optimizer_step = answer.clock_epoch
     blocks = [
-        _block_of_answer(block, None, {"slack": answer.slack}),
+        slack,
         _block_of_answer(block, answer.rows, {"versions": answer.versions}),
         _block_of_answer(block, answer.full_rows, {"versions": answer.full_versions, "states": answer.states}),
     ]

@@ -15,9 +15,10 @@ _CLOCK = Column("clock", np.dtype("<u4"))  # in memory only: snapshots have no c
 
 
 class RowClocks:
-    """Clocks of 32 bits, which wrap. A new row has 0, or after rows were removed a clock ahead of all of theirs.
+    """Clocks of 32 bits, which begin at 0 and wrap.
 
-    So the clock of a row that is made anew is never close to the version of a copy of the removed row.
+    A row that is made anew begins at 0, too: its clock says nothing of a copy of the removed one. `epoch` tells them
+    apart.
 
     Only the thread that owns the store uses them.
 
@@ -28,13 +29,14 @@ class RowClocks:
 
     Attributes:
         max_rows: Number of rows that fit.
+        epoch: How often rows were removed.
     """
 
     def __init__(self, num_rows: int, max_rows: int, *, huge_pages: bool) -> None:
         self._column = ColumnArray(_CLOCK, max_rows, huge_pages=huge_pages)
         self._column.use(num_rows)
-        self._first = np.uint32(0)  # of new rows
         self.max_rows = self._column.max_rows
+        self.epoch = 0
 
     @property
     def memory(self) -> ReservedMemory:
@@ -42,11 +44,9 @@ class RowClocks:
         return self._column.memory
 
     def read(self, row_indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the clock of each row, that of a new row where the row index is negative; both are `(n,)`."""
+        """Returns the clock of each row, 0 where the row index is negative; both are `(n,)`."""
         clocks = np.empty(len(row_indices), np.uint32)
         read_clocks(self._column.elements, row_indices, clocks)
-        if self._first:
-            clocks[row_indices < 0] = self._first
         return clocks
 
     def advance(self, row_indices: NDArray[np.int64], amounts: NDArray[np.uint32]) -> None:
@@ -56,21 +56,10 @@ class RowClocks:
     def grow(self, num_before: int, num_rows: int) -> None:
         """Adds rows `[num_before, num_rows)`."""
         self._column.fill(num_before, num_rows)
-        self._column.elements[num_before:num_rows] = self._first
-
-    def pass_removed(self, removed: NDArray[np.uint8], max_lag: int) -> None:
-        """Makes the clocks of new rows more than a lag ahead of those of rows that are removed, in the order of clocks.
-
-        Args:
-            removed: `(ceil(num_rows / 8),)`, bits of the rows, lowest first.
-            max_lag: Largest lag of a copy within the bound.
-        """
-        is_removed = np.unpackbits(removed, bitorder="little").astype(bool)
-        newest = self._column.elements[: len(is_removed)][is_removed].max()
-        self._first = max(self._first, np.uint32((int(newest) + max_lag + 1) % 2**32))
 
     def remove(self, num_left: int, targets: NDArray[np.int64]) -> None:
-        """Moves clocks with their rows, as `kernels_bitmap.plan_moves` planned."""
+        """Moves clocks with their rows, as `kernels_bitmap.plan_moves` planned, and begins another epoch."""
+        self.epoch += 1
         self._column.remove(num_left, targets)
 
     def close(self) -> None:

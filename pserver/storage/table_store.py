@@ -305,6 +305,11 @@ class TableStore:
             self._max_rows = min(self._max_rows, self._clocks.max_rows)
             self._on_moved()
 
+    @property
+    def clock_epoch(self) -> int:
+        """How often rows were removed since the clocks were made: a clock tells nothing of rows in another epoch."""
+        return 0 if self._clocks is None else self._clocks.epoch
+
     def drop_clocks(self) -> None:
         """Frees the clocks of the rows, if there are some."""
         if self._clocks is not None:
@@ -314,7 +319,7 @@ class TableStore:
             self._on_moved()
 
     def clocks(self, ids: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the clock of the row of each id; both are `(n,)`. An id without a row has that of a new row.
+        """Returns the clock of the row of each id; both are `(n,)`. It is 0 for an id without a row.
 
         Raises:
             ValueError: Ids have another shape or dtype, there are no clocks, or the store is closed.
@@ -836,8 +841,6 @@ class TableStore:
         for each in self._extra:
             each.remove(first, targets)
         if self._clocks is not None:
-            assert self._bound is not None, "made with the clocks"
-            self._clocks.pass_removed(removed, self._bound.terms.lag)
             self._clocks.remove(first, targets)
         return ids
 

@@ -32,6 +32,7 @@ class RowAnswer(NamedTuple):
         full_rows: `(m, dim)`: rows of the ids with `STATES_FOLLOW`, in their order.
         full_versions: `(m,)`: their clocks.
         states: `(m, num_states, dim)`.
+        clock_epoch: The epoch of all clocks of the table.
     """
 
     slack: NDArray[np.uint8]
@@ -40,6 +41,7 @@ class RowAnswer(NamedTuple):
     full_rows: NDArray[np.float32]
     full_versions: NDArray[np.uint32]
     states: NDArray[np.float32]
+    clock_epoch: int
 
 
 ReadRows = Callable[[NDArray[np.int64]], NDArray[np.float32]]
@@ -76,4 +78,6 @@ def answer(
     is_due, is_full = slack == ROW_FOLLOWS, slack == STATES_FOLLOW
     due, full = ids[is_due], ids[is_full]
     read = store.rows if read_rows is None else read_rows
-    return RowAnswer(slack, read(due), clocks[is_due], read(full), clocks[is_full], store.states(full))
+    return RowAnswer(
+        slack, read(due), clocks[is_due], read(full), clocks[is_full], store.states(full), store.clock_epoch
+    )

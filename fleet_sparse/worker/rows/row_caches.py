@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 NUM_LAG_CLASSES = 33
 _MAX_READS = 64  # reads that may wait for their update: of threads that train, and of runs that failed
-_MAX_ASKS = 8  # in one lookup, while pservers are started again
+_MAX_ASKS = 8  # in one lookup, while pservers are started again or remove rows
 _ID_BYTES, _FLOAT_BYTES, _VERSION_BYTES, _COUNT_BYTES, _SLACK_BYTES = 8, 4, 4, 4, 1
 
 
@@ -139,6 +139,7 @@ class RowCaches:
         self._prepared: Sequence[RowBatch] = ()  # gradients of a step, until it is committed
         self._noted = 0, 0  # failed pushes and rejoins of the client that the caches know of
         self._num_changes = 0  # of copies or what they hold, apart from those of a pull: a plan before it is void
+        self._epochs: dict[tuple[int, int], int] = {}  # clock epochs by table and shard, of the last answers
 
     def pull(
         self,
@@ -175,7 +176,8 @@ class RowCaches:
                     return False
                 ahead = None
         raise FleetSparseError(
-            f"row caches: pservers were started again during {_MAX_ASKS} lookups of one step. Look at their logs"
+            f"row caches: pservers were started again, or removed rows, during {_MAX_ASKS} lookups of one step. Look at "
+            "their logs"
         )
 
     def as_sent(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -320,6 +322,7 @@ class RowCaches:
             self._num_changes += 1
             self._drop_ahead()
             self._reads.clear()
+            self._epochs.clear()
             for table in (self._tables or {}).values():
                 table.forget()
 
@@ -392,9 +395,10 @@ class RowCaches:
             self._lock.acquire()
 
     def _filled(self, batches: Sequence[RowBatch], ahead: _Arrivals | None, step: int) -> bool:
-        """Fills batches with rows; returns False if copies were changed meanwhile, or a pserver was started again.
+        """Fills batches with rows; returns False if the answers are not about what the copies are now.
 
-        The clocks of such a pserver begin at 0.
+        The copies were changed meanwhile; or clocks began at 0, on a pserver that was started again, or of rows that
+        were removed and made anew.
         """
         num_changes = self._num_changes
         if self._note_failures():
@@ -414,6 +418,8 @@ class RowCaches:
                 extra = self._waited(call.wait)
             if self._num_changes != num_changes or self._client.num_rejoins != self._noted[1]:
                 return False
+        if self._note_epochs([*extra, *(() if ahead is None else ahead.extra)]):
+            return False
         for lookup in late:
             if lookup.table is not None and lookup.plan is not None:
                 lookup.table.refresh(lookup.plan, self._answer(lookup, lookup.table, lookup.plan, extra))
@@ -456,9 +462,31 @@ class RowCaches:
         if not self._has_failures():
             return False
         self._noted = self._client.num_failed_pushes, self._client.num_rejoins
+        self._epochs.clear()
         for table in (self._tables or {}).values():
             table.forget_versions()
         return True
+
+    def _note_epochs(self, answers: Iterable[ExtraBlock]) -> bool:
+        """Returns whether a pserver has removed rows of a cached table since its answers before.
+
+        The clocks that it had do not tell about rows that are made anew: all versions of the table's copies are unknown
+        then.
+        """
+        if self._job.num_workers == 1:  # nobody else changes its rows: its copies have no versions
+            return False
+        changed = set()
+        for answer in answers:
+            block = answer.block
+            if "slack" in block.copies:
+                of_shard = block.table_id, answer.shard
+                if self._epochs.get(of_shard, block.optimizer_step) != block.optimizer_step:
+                    changed.add(block.table_id)
+                self._epochs[of_shard] = block.optimizer_step
+        for table in (self._tables or {}).values():
+            if table.spec.table_id in changed:
+                table.forget_versions()
+        return bool(changed)
 
     def _looked_up(self, batch: RowBatch, step: int, sending: Outgoing | None = None) -> _Lookup:
         table = self._table(batch.spec)

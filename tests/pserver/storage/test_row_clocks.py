@@ -59,7 +59,6 @@ ACTIONS = st.lists(
 def test_clocks_count_the_updates_of_each_row(actions: list[tuple[str, list[int]]]) -> None:
     opened = TableStore(spec_of())
     expected: dict[int, int] | None = None
-    first = 0
     for action, listed in actions:
         ids, grads = array(listed), np.ones((len(listed), 4), np.float32)
         amounts = (ids % 3 + 1).astype(np.uint32)
@@ -68,8 +67,8 @@ def test_clocks_count_the_updates_of_each_row(actions: list[tuple[str, list[int]
             opened.make_clocks(LAG)
             expected = dict.fromkeys(all_rows(opened).ids.tolist(), 0) if expected is None else expected
         elif action == "remove":
-            removed = [expected.pop(id_) for id_ in listed if id_ in expected] if expected is not None else []
-            first = max([first, *(clock + LAG.terms.lag + 1 for clock in removed)])
+            for id_ in listed if expected is not None else ():
+                expected.pop(id_, None)
             opened.remove(ids)
         elif action == "merge":
             opened.merge(ids, grads, amounts, 1.0)
@@ -78,9 +77,9 @@ def test_clocks_count_the_updates_of_each_row(actions: list[tuple[str, list[int]
         if expected is not None:
             if action in {"push", "push of several", "merge"}:
                 for id_, amount in zip(listed, added.tolist(), strict=True):
-                    expected[id_] = expected.get(id_, first) + amount
+                    expected[id_] = expected.get(id_, 0) + amount
             clocks = opened.clocks(np.arange(41)).tolist()
-            assert clocks == [expected.get(id_, first) for id_ in range(41)]
+            assert clocks == [expected.get(id_, 0) for id_ in range(41)]
     opened.close()
 
 
@@ -89,6 +88,17 @@ def test_clocks_wrap(store: TableStore) -> None:
     for amount in (2**32 - 1, 3):
         store.push(array([7]), np.ones((1, 4), np.float32), 0.1, 1, num_updates=np.array([amount], np.uint32))
     assert store.clocks(array([7, 8])).tolist() == [2, 0]
+
+
+def test_an_epoch_of_clocks_ends_when_rows_are_removed(store: TableStore) -> None:
+    store.make_clocks(LAG)
+    store.push(array([7, 8]), np.ones((2, 4), np.float32), 0.1, 1)
+    store.remove(array([9]))
+    assert store.clock_epoch == 0
+    store.remove(array([8]))
+    assert store.clock_epoch == 1
+    store.push(array([8, 9]), np.ones((2, 4), np.float32), 0.1, 2)
+    assert (store.clock_epoch, store.clocks(array([7, 8, 9])).tolist()) == (1, [1, 1, 1])
 
 
 def test_clocks_in_distance_count_the_largest_move(store: TableStore) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, SECOND
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.entries import SKETCH, Entry
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.kernels_copies import lag_class
@@ -37,6 +38,7 @@ from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import NUM_LAG_CLASSES, RowCaches, capacities_of, is_cached
 from support.counted_updates import EVERY_ID, NUM_IDS, CountedUpdates
+from support.cow_views import all_rows
 from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
 from support.successive import SuccessiveLookups
 from support.threads import JOIN_S, in_threads
@@ -811,6 +813,27 @@ def test_tables_that_were_replaced_empty_the_caches() -> None:
             worker.training.note_states([], are_replaced=True)
             assert worker.caches is not None
             assert [each.rows for each in worker.caches.stats().values()] == [0]
+
+
+@pytest.mark.guarantee("H11")
+@pytest.mark.parametrize("looks_ahead", [False, True])
+@pytest.mark.parametrize("bound", [RowBound(lag=60, share=0.25), RowBound(lag=60), RowBound(lag=8, share=0.5)], ids=str)
+def test_rows_that_are_made_after_a_shrink_lack_at_most_the_bound(bound: RowBound, looks_ahead: bool) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", bound, 2, 5, looks_ahead=looks_ahead)
+        for number in range(6):
+            for _ in range(10 + 8 * number):
+                job.step()
+            job.meet()
+            shard = cluster.shards[number % 2]
+            removed = all_rows(shard.tables[job.spec.table_id].table.store).ids  # type: ignore[attr-defined]
+            assert len(removed)
+            cluster.run(number % 2, partial(shard.shrink, [Criterion("min_norm", 1e9)]))
+            job.num_made[removed] = 0
+        for _ in range(40):
+            job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
 
 
 def test_updates_that_are_not_held_back_go_as_gradients() -> None:
