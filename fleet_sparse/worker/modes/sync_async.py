@@ -103,7 +103,11 @@ class PserverTraining:
     def prefetch(
         self, batches: Sequence[RowBatch], early: EarlyRows | None = None, coming: EarlyRows | None = None
     ) -> None:
-        """As `Training`. With a row cache all rows of the next step are asked for with the push of this one."""
+        """As `Training`.
+
+        With a row cache the push of this step asks for the rows of the next one; where other workers go on meanwhile,
+        for those alone that have no copy, and with a clip by norm for none.
+        """
         step = self._next_step() if self._counts_steps else 0
         if self._caches is not None:
             while not self._caches.pull(batches, early, coming, step=step):
