@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from .cache_limits import CacheLimits
 from .row_bound import RowBound
 
 SYNC: Final = "sync"
@@ -24,6 +25,7 @@ Scale = Literal["avg", "sum"]
 Dense = Literal["pservers", "all_reduce"]
 GradsDtype = Literal["float32", "bfloat16"]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
+_LATER_FIELDS = (("dense", PSERVERS), ("dense_grads_dtype", "float32"), ("row_bound", None), ("cache_limits", None))
 
 
 class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,10 +41,13 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             sync, by the workers among themselves with `ALL_REDUCE`.
         dense_grads_dtype: Encoding of the gradients of dense parameters in pushes.
         row_bound: What rows that workers cache may lack; None if workers cache no rows.
+        cache_limits: Sync with a `row_bound`: how much workers cache and hold back, from which follows in how many
+            steps they send it. None in jobs of one worker and in other modes, in which each may have its own.
 
     Raises:
         ValueError: `max_step_lag` outside of async, `k_steps` that does not fit the kind, `ALL_REDUCE` outside of
-            sync, a `row_bound` in geo, or a `dense_grads_dtype` where no gradients of dense parameters are pushed.
+            sync, a `row_bound` in geo, `cache_limits` without a `row_bound` or outside of sync, or a
+            `dense_grads_dtype` where no gradients of dense parameters are pushed.
     """
 
     kind: Kind = ASYNC
@@ -52,10 +57,15 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dense: Dense = PSERVERS
     dense_grads_dtype: GradsDtype = "float32"
     row_bound: RowBound | None = None
+    cache_limits: CacheLimits | None = None
 
     def __post_init__(self) -> None:
         if self.row_bound is not None and self.kind == GEO:
             raise ValueError(f"row_bound is {self.row_bound} in {self.kind}, should be None")
+        if self.cache_limits is not None and (self.row_bound is None or self.kind != SYNC):
+            raise ValueError(
+                f"cache_limits is {self.cache_limits} in {self.kind} with row_bound {self.row_bound}, should be None"
+            )
         if self.max_step_lag is not None and self.kind != ASYNC:
             raise ValueError(f"max_step_lag is {self.max_step_lag} in {self.kind}, should be None")
         if (self.k_steps > 0) != (self.kind == GEO):
@@ -97,12 +107,14 @@ class Mode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             details.append(f"FLEET_SPARSE_DENSE_GRADS_DTYPE {self.dense_grads_dtype}")
         if self.row_bound is not None:
             details.append(str(self.row_bound))
+        if self.cache_limits is not None:
+            details.append(str(self.cache_limits))
         return f"{self.kind} ({', '.join(details)})" if details else self.kind
 
     def to_json(self) -> str:
         """The mode as one line of JSON; `parse_mode` reads it. Fields after `k_steps` are left out at defaults."""
         fields = msgspec.to_builtins(self)
-        for name, default in (("dense", PSERVERS), ("dense_grads_dtype", "float32"), ("row_bound", None)):
+        for name, default in _LATER_FIELDS:
             if fields[name] == default:
                 del fields[name]
         return json.dumps(fields, sort_keys=True)

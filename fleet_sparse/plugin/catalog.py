@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.embedding_spec import EmbeddingSpec
 from fleet_sparse.core.mode import GEO, Mode
@@ -118,9 +120,12 @@ class Catalog:
         with self._lock:
             has_trained = any(spec.rule != read_only.name for spec in self._tables.values()) or self._dense
             if self._mode not in (None, mode) and has_trained:
+                assert self._mode is not None, "another program has one"
+                differ_in_limits = mode == msgspec.structs.replace(self._mode, cache_limits=mode.cache_limits)
                 raise PlanError(
                     f"minimize: another program trains in mode {self._mode}, this one in {mode}; "
                     "give all of them one DistributedStrategy"
+                    + (", with RowCache(hold_back=0) if one of them clips by a norm" if differ_in_limits else "")
                 )
             self._mode = mode
 

@@ -168,7 +168,7 @@ class JobConnection:
             )
         if self._mode is not None and self._mode.is_step_synchronized:
             # A step waits for a worker that is slow, and would wait for one that never registers.
-            self.control.barrier("init_worker", once=True)
+            self._copies_epoch = self.control.barrier("init_worker", once=True).copies_epoch
         if self.role.pserver_endpoints and (self._mode is None or self._mode.can_replace_workers):
             self._reporters.append(
                 ProgressReporter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -13,14 +14,13 @@ from fleet_sparse.core.mode import AVG, SYNC, Mode
 from fleet_sparse.core.row_bound import DEFAULT_SHARE, RowBound, steps_off_lease
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
-from fleet_sparse.worker.rows.cached_table import CacheJob, GradientWeights
+from fleet_sparse.worker.rows.cached_table import CacheJob, GradientWeights, most_bytes_per_row
 
 from .optimizer_config import OptimizerConfig
 
 logger = logging.getLogger(__name__)
 
 _WHERE = "PserverStrategy.row_cache"
-_LONG_ROW_BYTES = 64 << 10  # of a copy: of 2000 values, with two states and what they were before
 
 
 class RowCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +160,30 @@ def _check_share(share: float | None, lag: int | None) -> None:
         )
 
 
+def check_memory(row_cache: RowCache | None, config: OptimizerConfig, dims: Iterable[int]) -> None:
+    """Checks that the copies of a program's tables fit into the memory that is free.
+
+    Args:
+        row_cache: As `read_bound` returned it.
+        config: Optimizer of the program.
+        dims: Of each of its tables.
+
+    Raises:
+        PlanError: They do not.
+    """
+    if row_cache is None:
+        return
+    needed = row_cache.max_bytes
+    if row_cache.max_rows is not None:
+        rule = RULES[config.rule]
+        needed = min(needed, row_cache.max_rows * sum(most_bytes_per_row(dim, rule) for dim in dims))
+    if needed > (available := machine_memory.available_bytes()):
+        raise PlanError(
+            f"RowCache.max_bytes: is {row_cache.max_bytes}, the copies need {needed} bytes, and {available} bytes of "
+            "memory are free. Write less"
+        )
+
+
 def check_row_cache(
     row_cache: RowCache | None, mode: Mode, config: OptimizerConfig, num_workers: int, rows_dtype: str
 ) -> RowCache | None:
@@ -173,17 +197,10 @@ def check_row_cache(
         rows_dtype: The setting of the job.
 
     Raises:
-        PlanError: The optimizer or the settings do not allow it, or there is not enough memory.
+        PlanError: The optimizer or the settings do not allow it.
     """
     if row_cache is None:
         return None
-    needed = row_cache.max_bytes
-    if row_cache.max_rows is not None:
-        needed = min(needed, row_cache.max_rows * _LONG_ROW_BYTES)
-    if needed > (available := machine_memory.available_bytes()):
-        raise PlanError(
-            f"RowCache.max_bytes: is {row_cache.max_bytes}, and {available} bytes of memory are free. Write less"
-        )
     if row_cache.merge == "sum" and num_workers > 1 and mode.kind == SYNC and mode.scale == AVG:
         raise PlanError(
             "RowCache.merge: is 'sum' in sync training with scale_strategy 'avg', in which the pservers take the mean "
@@ -191,15 +208,16 @@ def check_row_cache(
         )
     if row_cache.hold_back == 0 or (num_workers == 1 and rows_dtype == "float32"):
         return row_cache
+    is_of_job = True  # else the tables of other programs may hold updates back
     if rows_dtype != "float32":
         reason = f"each gradient is rounded on its way (FLEET_SPARSE_ROWS_DTYPE={rows_dtype}), and a sum is not"
     elif RULES[config.rule].merge is None:
-        reason = f"updates of rule {config.rule!r} cannot be merged"
+        reason, is_of_job = f"updates of rule {config.rule!r} cannot be merged", False
     elif mode.kind == SYNC and config.clip is not None and config.clip.needs_norm:
         reason = "the pservers clip the merged gradients of a step by their norm, for which they need all of them"
     else:
         return row_cache
     if row_cache.hold_back is not None:
         raise PlanError(f"RowCache.hold_back: is {row_cache.hold_back}, and {reason}. Write 0, or leave it out")
-    logger.info("row cache: no updates are held back: %s", reason)
-    return msgspec.structs.replace(row_cache, hold_back=0)
+    logger.info("row cache: no updates of this optimizer are held back: %s", reason)
+    return msgspec.structs.replace(row_cache, hold_back=0) if is_of_job else row_cache

@@ -10,10 +10,12 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import paddle
 from google.protobuf.message import Message
 from paddle.distributed.fleet import DistributedStrategy
 
+from fleet_sparse.core.cache_limits import CacheLimits
 from fleet_sparse.core.mode import ALL_REDUCE, ASYNC, AVG, GEO, PSERVERS, SUM, SYNC, Dense, GradsDtype, Mode, Scale
 from fleet_sparse.core.row_bound import DEFAULT_SHARE
 from fleet_sparse.errors import PlanError
@@ -231,8 +233,12 @@ def with_row_cache(
     strategy_config: StrategyConfig, optimizer: OptimizerConfig, num_workers: int, rows_dtype: str
 ) -> StrategyConfig:
     """Returns the configuration with the row cache that it has with this optimizer. Raises as `check_row_cache`."""
-    row_cache = check_row_cache(strategy_config.row_cache, strategy_config.mode, optimizer, num_workers, rows_dtype)
-    return strategy_config._replace(row_cache=row_cache)
+    mode = strategy_config.mode
+    row_cache = check_row_cache(strategy_config.row_cache, mode, optimizer, num_workers, rows_dtype)
+    if row_cache is not None and num_workers > 1 and mode.kind == SYNC:
+        limits = CacheLimits(row_cache.max_bytes, row_cache.max_rows, row_cache.hold_back)
+        mode = msgspec.structs.replace(mode, cache_limits=limits)
+    return strategy_config._replace(mode=mode, row_cache=row_cache)
 
 
 def dense_embeddings_of(strategy: Any) -> tuple[str, ...]:

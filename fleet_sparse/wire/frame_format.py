@@ -161,7 +161,8 @@ class Block(msgspec.Struct, eq=False):
         learning_rate: Learning rate of this push.
         optimizer_step: u64, the update rule's t of this push; in a pull of dense values, 0 asks for the values and k
             for the k-th state of their rule; in a pull of rows, 0 asks for the rows and 1 for their presence: 1.0 in
-            all floats of an id that has a row, 0.0 in those of an id without one; with slack, the clock epoch of the table.
+            all floats of an id that has a row, 0.0 in those of an id without one; with slack, the clock epoch of the
+            table.
         gradient_scale: Factor on every gradient of this push.
         dtype: Encoding of `rows`; in a pull, that of the reply. Rows of tables may have any; gradients of dense values
             FLOAT32 or BFLOAT16; all other blocks have FLOAT32.

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from fleet_sparse.core.cache_limits import CacheLimits
 from fleet_sparse.core.mode import ALL_REDUCE, ASYNC, AVG, GEO, SUM, SYNC, Mode, parse_mode
 from fleet_sparse.core.row_bound import RowBound
 
@@ -24,6 +25,7 @@ MODES = [
     Mode(ASYNC, max_step_lag=7, dense_grads_dtype="bfloat16"),
     Mode(SYNC, row_bound=RowBound(lag=100, share=0.25)),
     Mode(ASYNC, row_bound=RowBound(drift=0.02)),
+    Mode(SYNC, row_bound=RowBound(drift=0.02), cache_limits=CacheLimits(1 << 20, hold_back=0)),
 ]
 
 
@@ -52,6 +54,10 @@ def test_json_of_a_mode_is_for_ever():
         (Mode(dense_grads_dtype="bfloat16"), "async (FLEET_SPARSE_DENSE_GRADS_DTYPE bfloat16)"),
         (Mode(row_bound=RowBound(drift=0.02)), "async (max_row_drift 0.02)"),
         (Mode(SYNC, row_bound=RowBound(9, 0.25)), "sync (avg, max_row_lag 9, max_row_lag_share 0.25)"),
+        (
+            Mode(SYNC, row_bound=RowBound(drift=0.02), cache_limits=CacheLimits(1 << 20, hold_back=0)),
+            "sync (avg, max_row_drift 0.02, RowCache.max_bytes 1048576, RowCache.hold_back 0)",
+        ),
     ],
 )
 def test_messages_name_what_workers_must_agree_on(mode, text):

@@ -11,6 +11,7 @@ import pytest
 
 import fleet_sparse
 from fleet_sparse import machine_memory
+from fleet_sparse.core.cache_limits import CacheLimits
 from fleet_sparse.core.mode import ASYNC, GEO, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.errors import PlanError
@@ -18,7 +19,7 @@ from fleet_sparse.plugin.active_session import active
 from fleet_sparse.plugin.row_cache import cache_job
 from fleet_sparse.plugin.static.minimize import minimize
 from fleet_sparse.plugin.strategy import read_strategy
-from support.programs import flagged, ids_input, linear, start, weight
+from support.programs import DIM, flagged, ids_input, linear, start, weight
 
 
 @pytest.fixture(autouse=True)
@@ -112,19 +113,51 @@ def test_option_of_a_cache_that_has_no_meaning_is_refused(options):
         fleet_sparse.RowCache(**options)
 
 
+def clipping():
+    return paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "is_async"),
-    [
-        (lambda: fleet_sparse.PserverOptimizer("ftrl", 0.1), True),
-        (lambda: paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)), False),
-    ],
+    ("optimizer", "is_async", "hold_back"),
+    [(lambda: fleet_sparse.PserverOptimizer("ftrl", 0.1), True, None), (clipping, False, 0)],
     ids=["rule without merge", "norm of a merged step"],
 )
-def test_updates_that_cannot_be_held_back_are_not(optimizer, is_async):
+def test_updates_that_cannot_be_held_back_are_not(optimizer, is_async, hold_back):
     catalog = minimize_for(2, optimizer(), is_async=is_async, max_row_lag=100)
-    assert catalog.row_cache == fleet_sparse.RowCache(hold_back=0)
+    assert catalog.row_cache == fleet_sparse.RowCache(hold_back=hold_back)
     with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()), pytest.raises(PlanError):
         minimize_for(2, optimizer(), is_async=is_async, max_row_lag=100, row_cache=fleet_sparse.RowCache(hold_back=3))
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("first", ["adagrad", "ftrl"])
+def test_programs_of_one_strategy_may_have_rules_with_and_without_merge(is_async, first):
+    for name in (first, "ftrl" if first == "adagrad" else "adagrad"):
+        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+            loss = paddle.mean(flagged(ids_input(), value=0.0, name=name))
+            optimizer = fleet_sparse.PserverOptimizer(name, 0.1)
+            strategy = strategy_of(is_async=is_async, max_row_lag=9)
+            minimize(active(), loss, optimizer, strategy, None, None, num_pserver_processes=2, num_workers=2)
+    assert sorted(spec.rule for spec in active().catalog.tables.values()) == ["adagrad", "ftrl"]
+    assert active().catalog.row_cache == fleet_sparse.RowCache()
+
+
+def test_program_that_clips_by_a_norm_beside_one_that_does_not_is_refused_and_says_what_to_write():
+    minimize_for(2, is_async=False, max_row_lag=100)
+    another = paddle.static.program_guard(paddle.static.Program(), paddle.static.Program())
+    with another, pytest.raises(PlanError, match="hold_back=0"):
+        loss = paddle.mean(flagged(ids_input(), value=0.0, name="other"))
+        strategy = strategy_of(is_async=False, max_row_lag=100)
+        minimize(active(), loss, clipping(), strategy, None, None, num_pserver_processes=2, num_workers=2)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "is_async", "has_limits"), [(1, False, False), (2, True, False), (2, False, True)]
+)
+def test_workers_of_a_sync_job_agree_on_the_limits_of_their_caches(num_workers, is_async, has_limits):
+    row_cache = fleet_sparse.RowCache(max_bytes=1 << 20, max_rows=30, hold_back=2)
+    catalog = minimize_for(num_workers, is_async=is_async, max_row_lag=100, row_cache=row_cache)
+    assert catalog.mode.cache_limits == (CacheLimits(1 << 20, 30, 2) if has_limits else None)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +198,38 @@ def test_cache_of_few_rows_needs_little_memory(monkeypatch):
     monkeypatch.setattr(machine_memory, "available_bytes", lambda: 10 << 20)
     few = fleet_sparse.RowCache(max_rows=10)
     assert minimize_for(2, max_row_lag=100, row_cache=few).row_cache == few
+
+
+def test_memory_is_checked_for_all_tables_of_a_program(monkeypatch):
+    row_bytes = 2 * 4 * DIM + 60  # a row, its base, and what a cache knows of it
+    monkeypatch.setattr(machine_memory, "available_bytes", lambda: 10_000 * row_bytes)
+    of_each = fleet_sparse.RowCache(max_rows=6_000)
+
+    def minimized(num_tables):
+        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+            ids = ids_input()
+            rows = [flagged(ids, value=0.0, name=f"t{number}") for number in range(num_tables)]
+            strategy = strategy_of(max_row_lag=100, row_cache=of_each)
+            loss = paddle.mean(linear(sum(rows[1:], rows[0])))
+            optimizer = paddle.optimizer.SGD(1.0)
+            minimize(active(), loss, optimizer, strategy, None, None, num_pserver_processes=2, num_workers=2)
+
+    minimized(1)
+    with pytest.raises(PlanError, match="max_bytes"):
+        minimized(4)
+
+
+@pytest.mark.guarantee("H11")
+def test_first_barrier_after_steps_drops_no_copies():
+    loss = paddle.mean(linear(flagged(ids_input(), value=0.0)))
+    strategy = strategy_of(is_async=False, max_row_lag=100)
+    fleet.distributed_optimizer(paddle.optimizer.SGD(1.0), strategy).minimize(loss)
+    executor = start()
+    for _ in range(4):
+        executor.run(feed={"ids": np.arange(6)}, fetch_list=[loss])
+    fleet.barrier_worker()
+    assert fleet_sparse.stats()["row_cache"]["emb"]["rows"] == 6
+    fleet.stop_worker()
 
 
 @pytest.mark.parametrize("optimizer", [paddle.optimizer.SGD, paddle.optimizer.Adam], ids=["sgd", "adam"])

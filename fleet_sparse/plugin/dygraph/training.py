@@ -30,6 +30,7 @@ from fleet_sparse.worker.rows.row_batch import RowBatch
 from ..active_session import active
 from ..catalog import READ_ONLY
 from ..optimizer_config import OptimizerConfig, check_lazy, check_trust_ratio, read_optimizer
+from ..row_cache import check_memory
 from ..session import Session
 from ..static.accumulators import accumulators_of, has_accumulators
 from ..static.dense_parameters import (
@@ -242,6 +243,9 @@ class DygraphTraining:
             is_strict = fleet.strategy.strict_rules or self._session.settings.strict_rules
             check_trust_ratio(fleet.optimizer, missing)
             check_lazy(fleet.config, missing, strict=is_strict)
+            if not self._declared:
+                trained = [table.dim for table in missing if table.is_trainable]
+                check_memory(fleet.strategy.row_cache, fleet.config, trained)
             catalog.declare_mode(fleet.strategy.mode)
         for table in missing:
             if fleet is not None and fleet.strategy.refuse_ids_past_size:

@@ -26,6 +26,7 @@ from fleet_sparse.worker.net.requests import max_dense_values
 from ..catalog import READ_ONLY
 from ..optimizer_config import OptimizerConfig, check_lazy, check_trust_ratio, read_optimizer
 from ..paddle_support import check_flags
+from ..row_cache import check_memory
 from ..session import Session
 from ..strategy import StrategyConfig, read_strategy, with_row_cache
 from . import op_callbacks, programs
@@ -83,6 +84,9 @@ def minimize(
         options_of(program).update(zip(("dump_fields", "dump_fields_path"), strategy_config.dump, strict=True))
     layers = tables_of(program, startup_program, session.catalog.layers, strategy_config.dense_embeddings)
     plan = plan_training(scan(program, layers))
+    check_memory(
+        strategy_config.row_cache, config, [each.embedding.dim for each in plan.tables if each.embedding.is_trainable]
+    )
     examples = _batch_inputs(loss, strategy_config)
     parameters = [parameter for parameter in _parameters(program) if parameter.name not in layers]
     trained = [parameter for parameter in parameters if _is_trained(parameter)]

@@ -22,7 +22,7 @@ class HeldSender:
     It also counts the steps of this worker that trained nothing. Used by one thread at a time, with no step under way.
 
     Args:
-        caches: Caches that may hold updates back; None if there are none.
+        caches: Caches of this worker; None if it has none, or if no steps send what they hold.
         make_part: Makes a step that sends a part of what the caches hold, and counts it by `count_untrained`.
         step: Returns the newest step of this worker.
 
@@ -40,13 +40,13 @@ class HeldSender:
 
     @property
     def holds_back(self) -> bool:
-        """True if the caches may hold updates that are in no step."""
-        return self._caches is not None
+        """True if the caches may hold updates that are in no step. It may change until the first step."""
+        return self._caches is not None and self._caches.may_hold
 
     @property
     def num_parts(self) -> int:
         """Number of steps in which a worker sends all that it holds: the same for all workers of a job."""
-        return 0 if self._caches is None else self._caches.num_flushes
+        return self._caches.num_flushes if self._caches is not None and self._caches.may_hold else 0
 
     def send_part(self) -> None:
         """Makes one of `num_parts` steps, in which other workers may train. Raises as `Training.update`."""

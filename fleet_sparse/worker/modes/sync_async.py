@@ -78,8 +78,7 @@ class PserverTraining:
         self._early: EarlyRows | None = None  # rows of the step after the present one
         self._num_updates: dict[str, int] = {}  # by table, of this worker: Adam's t
         self._passed = deque([Progress(0, None)], maxlen=_MAX_PASSED)  # the last steps
-        holding = caches if self._is_merged and caches is not None and caches.may_hold else None
-        self.held = HeldSender(holding, self._send_part, lambda: self._step)
+        self.held = HeldSender(caches if self._is_merged else None, self._send_part, lambda: self._step)
 
     def note_states(self, states: Iterable[TableState], *, are_replaced: bool = False) -> None:
         """As `Training`: update counts continue from those of the pservers' tables."""

@@ -72,7 +72,7 @@ class Registration(NamedTuple):
     """True if the machine of the pserver may lose pushes that it acked; `push_floor` of its replies says which not."""
     pushed_step: int = 0
     """In a job that counts steps: the newest step of this worker that the shard has."""
-    max_staged_bytes: int = 0
+    max_staged_bytes: int = Settings.max_staged_bytes
     """Largest total size of the pushes that it stages for a step."""
     log_job_id: int = 0
     """The job with which the log of the pserver begins; 0 without one."""

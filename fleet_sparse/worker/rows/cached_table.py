@@ -43,6 +43,7 @@ from fleet_sparse.core.kernels_copies import (
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_rows import gather, scatter
 from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, are_states_old
+from fleet_sparse.core.rules import UpdateRule
 from fleet_sparse.core.table_spec import TableSpec
 
 _NOWHERE, _NO_COUNTS = np.empty(0, np.int64), np.empty(0, np.uint32)
@@ -212,7 +213,7 @@ class CachedTable:
         self._index = CacheIndex(capacity, spec.salt, job.policy, job.admission)
         self._state_width = self._rule.num_states * spec.dim
         self._is_single_worker = job.num_workers == 1
-        self._may_hold = job.max_held != 0 and (self._is_single_worker or self._rule.merge is not None)
+        self._may_hold = may_hold(spec, job)
         self._holds_all = self._may_hold and self._is_single_worker and job.max_held is None
         self._has_bases = _has_bases(spec, job)
         self._has_base_states = self._may_hold and not self._is_single_worker
@@ -250,11 +251,10 @@ class CachedTable:
     @staticmethod
     def bytes_per_row(spec: TableSpec, job: CacheJob) -> int:
         """Returns the memory in bytes of a copy, at most."""
-        rule = spec.update_rule
-        may_hold = job.max_held != 0 and job.num_workers > 1 and rule.merge is not None
-        num_bases = int(_has_bases(spec, job)) + (rule.num_states if may_hold else 0)
-        num_floats = spec.dim * (1 + rule.num_states + num_bases)
-        return INDEX_BYTES_PER_ROW + _BYTES_OF_COUNTS + 4 * num_floats
+        num_states = spec.update_rule.num_states
+        has_base_states = job.num_workers > 1 and may_hold(spec, job)
+        num_bases = int(_has_bases(spec, job)) + (num_states if has_base_states else 0)
+        return _bytes_per_row(spec.dim, 1 + num_states + num_bases)
 
     @property
     def counters(self) -> Counters:
@@ -715,12 +715,25 @@ class CachedTable:
             self._counters[name] += more
 
 
+def most_bytes_per_row(dim: int, rule: UpdateRule) -> int:
+    """Returns the memory in bytes of a copy, at most, in any job."""
+    return _bytes_per_row(dim, 2 * (1 + rule.num_states))
+
+
+def _bytes_per_row(dim: int, num_vectors: int) -> int:
+    return INDEX_BYTES_PER_ROW + _BYTES_OF_COUNTS + 4 * dim * num_vectors
+
+
+def may_hold(spec: TableSpec, job: CacheJob) -> bool:
+    """Returns whether updates of a cached table may be held back."""
+    return job.max_held != 0 and (job.num_workers == 1 or spec.update_rule.merge is not None)
+
+
 def _has_bases(spec: TableSpec, job: CacheJob) -> bool:
     """Returns whether the values are kept that copies had when they were last equal to those of the pservers.
 
     They tell what is held. In a merged step with a bound in distance they also tell how far a single gradient moved a
     copy: see `CachedTable._amounts_of_gradients`.
     """
-    may_hold = job.max_held != 0 and spec.update_rule.merge is not None
     is_measured = job.bound.drift is not None and job.is_merged
-    return job.num_workers > 1 and (may_hold or is_measured)
+    return job.num_workers > 1 and (may_hold(spec, job) or is_measured)

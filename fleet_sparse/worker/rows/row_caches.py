@@ -22,7 +22,18 @@ from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
 from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
-from .cached_table import NOTHING_SENT, Answer, Arrived, CachedTable, CacheJob, Changes, Counters, Outgoing, Plan
+from .cached_table import (
+    NOTHING_SENT,
+    Answer,
+    Arrived,
+    CachedTable,
+    CacheJob,
+    Changes,
+    Counters,
+    Outgoing,
+    Plan,
+    may_hold,
+)
 from .deduplicator import Deduplicator, UniqueIds
 from .early_rows import EarlyRows
 from .row_batch import RowBatch
@@ -176,7 +187,7 @@ class RowCaches:
                     return False
                 ahead = None
         raise FleetSparseError(
-            f"row caches: pservers were started again, or removed rows, during {_MAX_ASKS} lookups of one step. Look at "
+            f"row caches: pservers were started again, or removed rows, in {_MAX_ASKS} lookups of one step. Look at "
             "their logs"
         )
 
@@ -304,7 +315,9 @@ class RowCaches:
     @property
     def may_hold(self) -> bool:
         """True if updates may be held back."""
-        return self._job.max_held != 0
+        tables = self._tables
+        names = self._specs if tables is None else tables
+        return any(may_hold(self._specs[name], self._job) for name in names if is_cached(self._specs[name]))
 
     @property
     def num_held(self) -> int:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from fleet_sparse.core.cache_limits import CacheLimits
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.errors import PlanError, SettingError, WorkerLost
@@ -663,6 +664,33 @@ def test_other_mode_is_refused_and_names_both() -> None:
     job = Job(2, 0, mode=Mode(SYNC))
     with pytest.raises(SettingError, match=r"worker 1: .* async \(max_step_lag 3\), .* worker 0 is sync \(avg\)"):
         job.register(1, mode=Mode(ASYNC, max_step_lag=3))
+
+
+BOUND = RowBound(lag=100)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Mode(ASYNC, row_bound=BOUND), Mode(ASYNC, row_bound=RowBound(lag=50))),
+        (Mode(ASYNC, row_bound=BOUND), Mode(ASYNC)),
+        (
+            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(1 << 20)),
+            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(2 << 20)),
+        ),
+        (
+            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(1 << 20)),
+            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(1 << 20, hold_back=3)),
+        ),
+    ],
+    ids=["bound", "no cache", "max_bytes", "hold_back"],
+)
+def test_row_cache_that_is_not_that_of_the_others_is_refused_and_names_both(one: Mode, other: Mode) -> None:
+    job = Job(2, 0, mode=one)
+    with pytest.raises(SettingError) as refused:
+        job.register(1, mode=other)
+    assert str(one) in str(refused.value)
+    assert str(other) in str(refused.value)
 
 
 def test_worker_without_a_mode_fits_every_other() -> None:

@@ -916,6 +916,20 @@ def test_tables_whose_ids_may_get_no_row_are_not_cached(entry: Entry) -> None:
     assert not is_cached(TableSpec(name="C1", dim=4, rule="adagrad", initializer=constant(0.0), entry=entry))
 
 
+@pytest.mark.parametrize(
+    ("rules", "num_workers", "may_hold"),
+    [(["ftrl"], 2, False), (["ftrl", "adagrad"], 2, True), (["ftrl"], 1, True), (["read_only"], 2, False)],
+)
+def test_caches_hold_updates_back_if_those_of_a_table_can_be_merged(
+    rules: list[str], num_workers: int, may_hold: bool
+) -> None:
+    specs = [TableSpec(name=rule, dim=2, rule=rule, initializer=constant(0.0)) for rule in rules]
+    with cluster_of(1) as cluster:
+        worker = Worker(cluster, 0, num_workers, specs, mode_of("sync", LOOSE))
+        assert worker.caches is not None
+        assert worker.caches.may_hold == may_hold
+
+
 def test_memory_that_small_tables_do_not_need_is_for_the_others() -> None:
     job = CacheJob(LOOSE, 2, 0)
     small = TableSpec(name="small", dim=4, rule="sgd", initializer=constant(0.0), max_ids=10)

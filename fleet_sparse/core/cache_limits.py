@@ -1,0 +1,29 @@
+"""CacheLimits: how much each worker of a job caches and holds back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class CacheLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits of row caches on which workers agree, if they send what they hold in steps that all of them make.
+
+    Attributes:
+        max_bytes: Memory of all copies of a worker.
+        max_rows: Largest number of copies of one table; None for any.
+        hold_back: Largest number of updates of a row that a worker holds back; None for what the bound allows.
+    """
+
+    max_bytes: _Positive
+    max_rows: _Positive | None = None
+    hold_back: _Count | None = None
+
+    def __str__(self) -> str:
+        """The limits as the fields of `RowCache` state them."""
+        named = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        return ", ".join(f"RowCache.{name} {value}" for name, value in named if value is not None)
