@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -270,47 +270,73 @@ def test_a_single_worker_sends_each_shard_two_frames_a_step(make_step: MakeStep,
     assert step.sent == [[Op.PULL, Op.PUSH_PULL] * 3] * 3
 
 
-@pytest.mark.parametrize("kind", ["async", "sync"])
-def test_a_step_with_a_row_cache_sends_one_pull_and_one_push(kind: str) -> None:
-    cluster = InProcessCluster(3)
-    try:
-        mode = Mode(SYNC, SUM, row_bound=RowBound(lag=40)) if kind == "sync" else Mode(row_bound=RowBound(lag=40))
+class CachingJob:
+    """Two workers that cache rows of one table.
+
+    Attributes:
+        sent: By shard, the op of each frame that worker 1 sent in this step.
+    """
+
+    def __init__(self, cluster: InProcessCluster, kind: str) -> None:
+        bound, is_sync = RowBound(lag=40), kind == "sync"
+        mode = Mode(SYNC, SUM, row_bound=bound) if is_sync else Mode(row_bound=bound)
+        self._spec, self._rng, self._deduplicator = (
+            cluster.table,
+            np.random.default_rng(0),
+            Deduplicator(cluster.placement),
+        )
+        job = CacheJob(bound, 2, 0 if is_sync else None, admission=ALL, is_merged=is_sync)
         clients = [cluster.worker(index, 2, mode, PATIENT) for index in range(2)]
-        deduplicator = Deduplicator(cluster.placement)
-        job = CacheJob(RowBound(lag=40), 2, 0 if kind == "sync" else None, admission=ALL, is_merged=kind == "sync")
-        sent: Counter[tuple[int, bool]] = Counter()  # frames of a step by shard, pulls and pushes apart
+        caches = [
+            RowCaches(client, self._deduplicator, job, {"table": self._spec}, max_bytes=1 << 20, max_rows=60)
+            for client in clients
+        ]
+        self._trainings = [
+            PserverTraining(client, self._deduplicator, mode, 2, caches=cache)
+            for client, cache in zip(clients, caches, strict=True)
+        ]
+        self._lookups = [SuccessiveLookups(self._deduplicator, [self._spec]) for _ in clients]
+        self._coming: list[tuple[Batch, EarlyRows | None]] = [(self._batch(), None) for _ in clients]
+        self.sent: list[list[Op]] = [[] for _ in cluster.shards]
         send = cluster.channel.send
 
         def noted(shard: int, parts: Sequence[Buffer]) -> bool:
-            op = decode(parts, max_bytes=PATIENT.max_frame_bytes).header.op
-            sent[shard, op is Op.PUSH] += 1
+            self.sent[shard].append(decode(parts, max_bytes=PATIENT.max_frame_bytes).header.op)
             return send(shard, parts)
 
         cluster.channel.send = noted  # type: ignore[method-assign]
-        trainings = [
-            PserverTraining(
-                client,
-                deduplicator,
-                mode,
-                2,
-                caches=RowCaches(client, deduplicator, job, {"table": cluster.table}, max_bytes=1 << 20, max_rows=60),
-            )
-            for client in clients
-        ]
-        rng = np.random.default_rng(0)
-        for _ in range(30):
-            sent.clear()
-            batches = []
-            for training in trainings:
-                unique, _ = deduplicator.unique([rng.integers(0, 100, 40)], cluster.table.salt)
-                batches.append(RowBatch.empty(cluster.table, unique))
-                training.prefetch(batches[-1:])
-            for training, batch in zip(trainings, batches, strict=True):
-                training.update([batch._replace(values=np.ones_like(batch.values), learning_rate=0.5)], [], 1.0)
-            assert sent
-            assert set(sent.values()) == {1}
-    finally:
-        cluster.close()
+
+    def step(self, *, looks_ahead: bool) -> None:
+        """Both workers read, then both update."""
+        for ops in self.sent:
+            ops.clear()
+        batches = []
+        for worker, training in enumerate(self._trainings):
+            (ids, early), coming = self._coming[worker], self._batch()
+            announced = self._lookups[worker].announce(coming, ids) if looks_ahead else None
+            self._coming[worker] = coming, announced
+            batches.append(self._lookups[worker].of(ids, early)["table"].rows)
+            training.prefetch(batches[-1:], early, announced)
+        for training, batch in zip(self._trainings, batches, strict=True):
+            training.update([batch._replace(values=np.ones_like(batch.values), learning_rate=0.5)], [], 1.0)
+
+    def _batch(self) -> Batch:
+        return {"table": self._rng.integers(0, 100, 40).tolist()}
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
+def test_a_step_with_a_row_cache_sends_at_most_one_pull_and_one_push(kind: str, looks_ahead: bool) -> None:
+    with closing(InProcessCluster(3)) as cluster:
+        job = CachingJob(cluster, kind)
+        for number in range(30):
+            job.step(looks_ahead=looks_ahead)
+            for ops in job.sent:
+                pulls = [op for op in ops if op is Op.PULL]
+                assert len(pulls) <= 1
+                assert len(ops) - len(pulls) <= 1
+                if looks_ahead and kind == "sync" and number > 0:
+                    assert not pulls  # all was asked for with the push before
 
 
 # Bytes

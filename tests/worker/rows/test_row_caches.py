@@ -28,6 +28,7 @@ from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.plugin.row_cache import RowCache, cache_job
+from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes import sync_async
 from fleet_sparse.worker.modes.step import StepClip
@@ -72,6 +73,7 @@ class Worker:
         merge: Literal["sum", "avg"] | None = None,
         settings: Settings = QUICK,
     ) -> None:
+        self.counts_steps = mode.is_step_synchronized
         self.client = cluster.worker(index, num_workers, mode, settings)
         self.channel = cluster.channel
         self.deduplicator = Deduplicator(cluster.placement)
@@ -495,6 +497,127 @@ def test_gradients_that_cancel_out_leave_a_row_within_the_drift(kind: str, max_h
                 worker.update(batch, np.full(batch.values.shape, 0.02 * sign, np.float32))
                 if kind != "sync":
                     worker.client.flush()
+
+
+@pytest.mark.guarantee("H2")
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize("max_held", [None, 0])
+@pytest.mark.parametrize(
+    ("kind", "looks_ahead", "merge"),
+    [
+        *((kind, False, None) for kind in ALL_KINDS),
+        *((kind, True, None) for kind in ("sync", "sync avg")),
+        ("sync", False, "avg"),
+        ("async", False, "avg"),
+    ],
+)
+def test_a_row_of_any_mean_and_rule_is_off_by_at_most_the_drift(
+    kind: str, looks_ahead: bool, merge: Literal["avg"] | None, rule: str, max_held: int | None
+) -> None:
+    """Off from the rows of the pservers with what all workers hold."""
+    drift, rate = 0.1, 1.0 if rule == "sgd" else 0.02
+    spec, rng = TableSpec(name="C1", dim=3, rule=rule, initializer=constant(0.0)), np.random.default_rng(4)
+
+    def batch_of_ids() -> dict[str, list[int]]:
+        return {spec.name: rng.choice(NUM_IDS, 6, replace=False).tolist()}
+
+    with cluster_of(2) as cluster:
+        for number in range(2):
+            cluster.run(number, partial(cluster.shards[number].add_table, spec))
+        mode = mode_of(kind, RowBound(drift=drift))
+        workers = [
+            Worker(cluster, index, 3, [spec], mode, max_rows=12, max_held=max_held, merge=merge) for index in range(3)
+        ]
+        lookups = [SuccessiveLookups(worker.deduplicator, [spec]) for worker in workers]
+        coming: list[tuple[dict[str, list[int]], EarlyRows | None]] = [(batch_of_ids(), None) for _ in workers]
+        num_hits = 0
+        for step in range(1, 50):
+            made = workers[0].evaluate(spec)  # with what this worker holds
+            for worker in workers[1:]:
+                made += worker.evaluate(spec) - on_pservers(worker, spec, step)
+            batches = []
+            for index, worker in enumerate(workers):
+                ids, early = coming[index]
+                next_ids = batch_of_ids()
+                announced = lookups[index].announce(next_ids, ids) if looks_ahead else None
+                coming[index] = next_ids, announced
+                batch = lookups[index].of(ids, early)[spec.name].rows
+                worker.training.prefetch([batch], early, announced)
+                assert np.abs(batch.values - made[batch.unique.ids]).max() <= drift * (1 + 1e-3)
+                batches.append(batch)
+            for worker, batch in zip(workers, batches, strict=True):
+                worker.update(batch, rng.normal(0, 0.03, batch.values.shape).astype(np.float32), rate)
+                if not kind.startswith("sync"):
+                    worker.client.flush()
+        for worker in workers:
+            assert worker.caches is not None
+            num_hits += worker.caches.stats()[spec.name].counters.hit
+        assert num_hits > 100
+
+
+def on_pservers(worker: Worker, spec: TableSpec, step: int) -> NDArray[np.float32]:
+    """The rows of all ids without what a worker holds."""
+    batch = worker.batch(spec, EVERYTHING)
+    worker.client.pull([batch], step=step if worker.counts_steps else 0)
+    rows = np.empty_like(batch.values)
+    rows[batch.unique.ids] = batch.values
+    return rows
+
+
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("kind", KINDS)
+def test_repeated_ids_of_a_batch_are_one_update_of_their_copy(kind: str) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, kind, LOOSE, 2, 0)
+        for _ in range(20):
+            batches = [worker.read(job.spec, np.array([3, 5, 3, 3])) for worker in job.workers]
+            for worker, batch in enumerate(batches):
+                assert sorted(batch.unique.ids.tolist()) == [3, 5]
+                job.updates.check(worker, batch.unique.ids, batch.values)
+                job.update(worker, batch)
+        caches = job.workers[0].caches
+        assert caches is not None
+        counters = caches.stats()[job.spec.name].counters
+        assert (counters.read, counters.hit > 30) == (40, True)
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H5")
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_lag_0_sends_the_same_bytes(is_async: bool) -> None:
+    sent: list[list[tuple[int, int, bytes]]] = []
+    for fields in ({}, {"max_row_lag": 0, "row_cache": RowCache()}):
+        strategy = PserverStrategy(**fields)  # type: ignore[arg-type]
+        strategy.a_sync = is_async
+        read, frames = read_strategy(strategy), []
+        assert read.row_cache is None
+        spec = TableSpec(name="C1", dim=2, rule="adagrad", initializer=uniform(-0.5, 0.5), seed=3)
+        with cluster_of(2) as cluster:
+            for number in range(2):
+                cluster.run(number, partial(cluster.shards[number].add_table, spec))
+            patient, workers = replace(QUICK, retry_s=20.0), []
+            for index in range(3):
+                workers.append(Worker(cluster, index, 3, [spec], read.mode, settings=patient))
+                workers[-1].channel.send = noting(index, workers[-1].channel.send, frames)  # type: ignore[method-assign]
+            rng = np.random.default_rng(0)
+            for _ in range(12):
+                batches = [worker.read(spec, rng.choice(NUM_IDS, 6).astype(np.int64)) for worker in workers]
+                for worker, batch in zip(workers, batches, strict=True):
+                    worker.update(batch, rng.normal(0, 1, batch.values.shape).astype(np.float32), 0.1)
+            for worker in workers:
+                worker.client.flush()
+        sent.append(sorted(frames))
+    assert len(sent[0]) >= 12 * 3 * 2
+    assert sent[0] == sent[1]
+
+
+def noting(worker: int, send: Callable[..., bool], frames: list[tuple[int, int, bytes]]) -> Callable[..., bool]:
+    def sending(shard: int, parts: Sequence[Any]) -> bool:
+        frames.append((worker, shard, b"".join(bytes(part) for part in parts)))
+        return send(shard, parts)
+
+    return sending
 
 
 def test_lags_of_refreshed_copies_are_counted_by_pserver() -> None:
