@@ -77,6 +77,10 @@ class CachedJob:
         self.receive(np.empty(0, np.int64), np.empty((0, self.rows.shape[1]), np.float32), outgoing)
         self.tables[worker].sent(outgoing)
 
+    def rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the rows that the pserver has."""
+        return self.rows[ids]
+
     def receive(self, ids: NDArray[np.int64], grads: NDArray[np.float32], outgoing: Outgoing) -> None:
         """Applies a push."""
         places = outgoing.as_gradients

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from fleet_sparse.snapshot.rows import Rows
 from fleet_sparse.worker.rows.cached_table import Answer, CachedTable, CacheJob, Outgoing, Plan
 from support.cached_jobs import CachedJob, Step
 from support.counted_updates import NUM_IDS, CountedUpdates
+from support.counting_jobs import CachedCounting
 from support.cow_views import all_rows
 
 BOUNDS = st.builds(RowBound, st.integers(1, 120), st.none() | st.sampled_from([0.25, 0.5]))
@@ -28,44 +28,9 @@ ADMISSIONS = st.sampled_from([ALL, SECOND, ESTIMATE])
 SEEDS = st.integers(0, 2**32)
 
 
-class CountingJob:
-    """A job that counts the updates of its rows.
-
-    Args:
-        job: What the caches share.
-        capacity: Number of copies of each worker.
-        seed: Seed of the batches.
-    """
-
-    def __init__(self, job: CacheJob, capacity: int, seed: int) -> None:
-        self.num_workers = job.num_workers
-        self.updates = CountedUpdates(job.bound, job.num_workers, seed)
-        self.cached = CachedJob(job, capacity, job.num_workers, NUM_IDS)
-        self.rng, self.num_made = self.updates.rng, self.updates.num_made
-        self.num_steps = 0
-
-    def read(self, worker: int, step: int) -> Step:
-        """Reads a batch and checks every row of it."""
-        begun = self.cached.read(worker, self.updates.batch(), step)
-        self.updates.check(worker, begun.plan.ids, begun.rows)
-        return begun
-
-    def update(self, worker: int, begun: Step) -> None:
-        self.cached.update(worker, begun, self.updates.grads(worker, len(begun.plan.ids)))
-        self.updates.note(worker, begun.plan.ids)
-
-    def flush(self, workers: Sequence[int]) -> None:
-        for worker in workers:
-            self.cached.flush(worker)
-
-
-def in_lockstep(job: CountingJob, num_steps: int) -> None:
-    """All workers read, then all update."""
-    for _ in range(num_steps):
-        job.num_steps += 1
-        begun = [job.read(worker, job.num_steps) for worker in range(job.num_workers)]
-        for worker, each in enumerate(begun):
-            job.update(worker, each)
+def counting_job(job: CacheJob, capacity: int, seed: int) -> CachedCounting:
+    updates = CountedUpdates(job.bound, job.num_workers, seed)
+    return CachedCounting(CachedJob(job, capacity, job.num_workers, NUM_IDS), updates)
 
 
 @settings(max_examples=60)
@@ -73,8 +38,8 @@ def in_lockstep(job: CountingJob, num_steps: int) -> None:
 def test_a_row_lacks_at_most_the_bound_in_sync(
     bound: RowBound, num_workers: int, capacity: int, admission: Any, seed: int
 ) -> None:
-    job = CountingJob(CacheJob(bound, num_workers, 0, admission=admission), capacity, seed)
-    in_lockstep(job, 60)
+    job = counting_job(CacheJob(bound, num_workers, 0, admission=admission), capacity, seed)
+    job.in_steps(60)
 
 
 @settings(max_examples=60)
@@ -82,18 +47,10 @@ def test_a_row_lacks_at_most_the_bound_in_sync(
 def test_a_row_lacks_at_most_the_bound_in_async(
     bound: RowBound, num_workers: int, capacity: int, admission: Any, seed: int
 ) -> None:
-    job = CountingJob(CacheJob(bound, num_workers, None, admission=admission), capacity, seed)
-    begun: list[Step | None] = [None] * num_workers
-    for step in range(1, 250):
-        worker = int(job.rng.integers(num_workers))
-        each = begun[worker]
-        if each is None:
-            begun[worker] = job.read(worker, step)
-        else:
-            job.update(worker, each)
-            begun[worker] = None
-        if job.rng.random() < 0.02:
-            job.flush([worker])
+    job = counting_job(CacheJob(bound, num_workers, None, admission=admission), capacity, seed)
+    for _ in range(3):
+        job.at_own_speed(80)
+        job.flush()
 
 
 @settings(max_examples=40)
@@ -101,18 +58,8 @@ def test_a_row_lacks_at_most_the_bound_in_async(
 def test_a_row_lacks_at_most_the_bound_with_a_step_lag(
     bound: RowBound, num_workers: int, max_step_lag: int, capacity: int, seed: int
 ) -> None:
-    job = CountingJob(CacheJob(bound, num_workers, steps_off_lease(max_step_lag), admission=ALL), capacity, seed)
-    begun: list[Step | None] = [None] * num_workers
-    ended = [0] * num_workers
-    for _ in range(300):
-        worker = int(job.rng.integers(num_workers))
-        each = begun[worker]
-        if each is not None:
-            job.update(worker, each)
-            ended[worker] += 1
-            begun[worker] = None
-        elif min(ended) >= ended[worker] - max_step_lag:
-            begun[worker] = job.read(worker, ended[worker] + 1)
+    job = counting_job(CacheJob(bound, num_workers, steps_off_lease(max_step_lag), admission=ALL), capacity, seed)
+    job.at_own_speed(300, max_step_lag=max_step_lag)
 
 
 @settings(max_examples=40)
@@ -120,11 +67,10 @@ def test_a_row_lacks_at_most_the_bound_with_a_step_lag(
 def test_what_was_made_is_on_the_pservers_after_a_flush(
     bound: RowBound, num_workers: int, capacity: int, seed: int
 ) -> None:
-    job = CountingJob(CacheJob(bound, num_workers, 0, admission=ALL), capacity, seed)
+    job = counting_job(CacheJob(bound, num_workers, 0, admission=ALL), capacity, seed)
     for _ in range(3):
-        in_lockstep(job, 15)
-        job.flush(range(num_workers))
-        np.testing.assert_array_equal(job.cached.rows, job.num_made)
+        job.in_steps(15)
+        job.flush()
         assert [table.num_held for table in job.cached.tables] == [0] * num_workers
 
 
@@ -133,7 +79,7 @@ def test_what_was_made_is_on_the_pservers_after_a_flush(
 def test_a_push_that_is_not_accepted_keeps_what_is_held(
     bound: RowBound, num_workers: int, capacity: int, seed: int
 ) -> None:
-    job = CountingJob(CacheJob(bound, num_workers, 0, admission=ALL), capacity, seed)
+    job = counting_job(CacheJob(bound, num_workers, 0, admission=ALL), capacity, seed)
     for step in range(1, 60):
         for worker, table in enumerate(job.cached.tables):
             begun = job.cached.read(worker, job.updates.batch(), step)
@@ -149,8 +95,7 @@ def test_a_push_that_is_not_accepted_keeps_what_is_held(
             on_pserver = job.cached.rows[ids, worker]
             # A row without a copy lost its gradient, with the push.
             job.num_made[ids, worker] = (on_pserver + held[:, worker]).astype(np.int64)
-    job.flush(range(num_workers))
-    np.testing.assert_array_equal(job.cached.rows, job.num_made)
+    job.flush()
 
 
 @settings(max_examples=60)
@@ -175,8 +120,8 @@ def test_a_row_is_off_by_at_most_the_drift(drift: float, num_workers: int, capac
 
 
 def test_a_loose_bound_saves_most_rows() -> None:
-    job = CountingJob(CacheJob(RowBound(lag=100), 4, 0), NUM_IDS, 0)
-    in_lockstep(job, 200)
+    job = counting_job(CacheJob(RowBound(lag=100), 4, 0), NUM_IDS, 0)
+    job.in_steps(200)
     num_read = sum(table.counters.read for table in job.cached.tables)
     assert job.cached.num_pulled < 0.15 * num_read
     assert job.cached.num_pushed < 0.3 * num_read
@@ -321,8 +266,8 @@ def test_an_evicted_row_reads_its_own_writes() -> None:
 
 
 def test_an_evaluation_changes_no_cache() -> None:
-    job = CountingJob(CacheJob(RowBound(lag=50), 2, 0), 10, 0)
-    in_lockstep(job, 20)
+    job = counting_job(CacheJob(RowBound(lag=50), 2, 0), 10, 0)
+    job.in_steps(20)
     table, ids = job.cached.tables[0], np.arange(NUM_IDS)
     before = table.counters, table.num_rows, table.num_held
     rows = job.cached.rows.copy()
@@ -364,8 +309,8 @@ def test_the_only_worker_asks_about_no_copy_in_any_step() -> None:
 
 
 def test_a_forgotten_cache_is_empty() -> None:
-    job = CountingJob(CacheJob(RowBound(lag=50), 2, 0, admission=ALL), 10, 0)
-    in_lockstep(job, 20)
+    job = counting_job(CacheJob(RowBound(lag=50), 2, 0, admission=ALL), 10, 0)
+    job.in_steps(20)
     table = job.cached.tables[0]
     table.forget()
     assert (table.num_rows, table.num_held) == (0, 0)

@@ -38,6 +38,7 @@ from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import NUM_LAG_CLASSES, RowCaches, capacities_of, is_cached
+from support import counting_jobs
 from support.counted_updates import EVERY_ID, NUM_IDS, CountedUpdates
 from support.cow_views import all_rows
 from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
@@ -106,8 +107,8 @@ class Worker:
         return batch.values[places]
 
 
-class CountingJob:
-    """A job that counts the updates of its rows.
+class CountingJob(counting_jobs.CountingJob[RowBatch]):
+    """A counting job of real clients.
 
     Args:
         cluster: Its pservers.
@@ -131,7 +132,10 @@ class CountingJob:
         merge: Literal["sum", "avg"] | None = None,
         **options: Any,
     ) -> None:
-        self.is_merged, self.num_workers, self.looks_ahead = kind.startswith("sync"), num_workers, looks_ahead
+        is_mean = kind == "sync avg" or merge == "avg"
+        updates = CountedUpdates(bound, num_workers, seed, 1 / num_workers if is_mean else 1.0)
+        super().__init__(updates, num_workers)
+        self.is_merged, self.looks_ahead = kind.startswith("sync"), looks_ahead
         self.spec = TableSpec(name=f"counts{num_workers}", dim=num_workers, rule="sgd", initializer=constant(0.0))
         mode = mode_of(kind, bound)
         for number in range(len(cluster.shards)):
@@ -140,9 +144,6 @@ class CountingJob:
             Worker(cluster, index, num_workers, [self.spec], mode, merge=merge, **options)
             for index in range(num_workers)
         ]
-        is_mean = kind == "sync avg" or merge == "avg"
-        self.updates = CountedUpdates(bound, num_workers, seed, 1 / num_workers if is_mean else 1.0)
-        self.num_made, self.rng = self.updates.num_made, self.updates.rng
         self.lookups = [SuccessiveLookups(worker.deduplicator, [self.spec]) for worker in self.workers]
         self.coming: list[tuple[dict[str, list[int]], EarlyRows] | None] = [None] * num_workers
 
@@ -175,15 +176,10 @@ class CountingJob:
             self.workers[worker].client.flush()
         self.updates.note(worker, batch.unique.ids)
 
-    def step(self) -> None:
-        """All workers read, then all update."""
-        batches = [self.read(worker) for worker in range(self.num_workers)]
-        for worker, batch in enumerate(batches):
-            self.update(worker, batch)
-
     def meet(self) -> None:
         """All workers are at a barrier."""
         in_threads(*(partial(worker.training.drain, leaves=True) for worker in self.workers))
+        self.num_ended = [0] * self.num_workers
 
     @property
     def num_held(self) -> int:
@@ -316,15 +312,7 @@ def test_a_copy_follows_the_row_if_others_have_no_examples() -> None:
 def test_workers_of_an_async_job_run_at_their_own_speed() -> None:
     with cluster_of(2) as cluster:
         job = CountingJob(cluster, "async", RowBound(lag=40, share=0.5), 3, 5, max_rows=12, admission=SECOND)
-        begun: list[RowBatch | None] = [None] * 3
-        for _ in range(600):
-            worker = int(job.rng.choice(3, p=[0.6, 0.3, 0.1]))
-            batch = begun[worker]
-            if batch is None:
-                begun[worker] = job.read(worker)
-            else:
-                job.update(worker, batch)
-                begun[worker] = None
+        job.at_own_speed(600, speeds=[0.6, 0.3, 0.1])
         assert job.num_held > 0
 
 
@@ -369,24 +357,11 @@ def test_a_copy_looked_up_ahead_lacks_at_most_the_bound(
     """In async mode and with a step lag workers run at their own speed."""
     with cluster_of(num_shards) as cluster:
         job = CountingJob(cluster, kind, bound, num_workers, seed, looks_ahead=True, max_held=max_held)
-        begun: list[RowBatch | None] = [None] * num_workers
-        ended = [0] * num_workers
         for _ in range(2):
-            for _ in range(30 if job.is_merged else 100):
-                if job.is_merged:
-                    job.step()
-                    continue
-                worker = int(job.rng.integers(num_workers))
-                batch = begun[worker]
-                if batch is not None:
-                    job.update(worker, batch)
-                    ended[worker], begun[worker] = ended[worker] + 1, None
-                elif kind == "async" or min(ended) >= ended[worker] - 1:
-                    begun[worker] = job.read(worker)
-            for worker, batch in enumerate(begun):
-                if batch is not None:
-                    job.update(worker, batch)
-            begun, ended = [None] * num_workers, [0] * num_workers
+            if job.is_merged:
+                job.in_steps(30)
+            else:
+                job.at_own_speed(100, max_step_lag=1 if kind == "lag" else None)
             job.meet()
             np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
 
