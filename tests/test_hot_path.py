@@ -326,7 +326,7 @@ class CachingJob:
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
-def test_a_step_with_a_row_cache_sends_at_most_one_pull_and_one_push(kind: str, looks_ahead: bool) -> None:
+def test_a_step_with_a_row_cache_sends_one_pull_and_one_push(kind: str, looks_ahead: bool) -> None:
     with closing(InProcessCluster(3)) as cluster:
         job = CachingJob(cluster, kind)
         for number in range(30):

@@ -131,7 +131,7 @@ def test_updates_that_cannot_be_held_back_are_not(optimizer, is_async, hold_back
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("first", ["adagrad", "ftrl"])
-def test_programs_of_one_strategy_may_have_rules_with_and_without_merge(is_async, first):
+def test_programs_may_have_rules_with_and_without_merge(is_async, first):
     for name in (first, "ftrl" if first == "adagrad" else "adagrad"):
         with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
             loss = paddle.mean(flagged(ids_input(), value=0.0, name=name))
@@ -142,7 +142,7 @@ def test_programs_of_one_strategy_may_have_rules_with_and_without_merge(is_async
     assert active().catalog.row_cache == fleet_sparse.RowCache()
 
 
-def test_program_that_clips_by_a_norm_beside_one_that_does_not_is_refused_and_says_what_to_write():
+def test_norm_clip_beside_held_updates_is_refused():
     minimize_for(2, is_async=False, max_row_lag=100)
     another = paddle.static.program_guard(paddle.static.Program(), paddle.static.Program())
     with another, pytest.raises(PlanError, match="hold_back=0"):
@@ -154,7 +154,7 @@ def test_program_that_clips_by_a_norm_beside_one_that_does_not_is_refused_and_sa
 @pytest.mark.parametrize(
     ("num_workers", "is_async", "has_limits"), [(1, False, False), (2, True, False), (2, False, True)]
 )
-def test_workers_of_a_sync_job_agree_on_the_limits_of_their_caches(num_workers, is_async, has_limits):
+def test_sync_workers_agree_on_the_limits_of_their_caches(num_workers, is_async, has_limits):
     row_cache = fleet_sparse.RowCache(max_bytes=1 << 20, max_rows=30, hold_back=2)
     catalog = minimize_for(num_workers, is_async=is_async, max_row_lag=100, row_cache=row_cache)
     assert catalog.mode.cache_limits == (CacheLimits(1 << 20, 30, 2) if has_limits else None)

@@ -685,7 +685,7 @@ BOUND = RowBound(lag=100)
     ],
     ids=["bound", "no cache", "max_bytes", "hold_back"],
 )
-def test_row_cache_that_is_not_that_of_the_others_is_refused_and_names_both(one: Mode, other: Mode) -> None:
+def test_other_row_cache_is_refused_and_names_both(one: Mode, other: Mode) -> None:
     job = Job(2, 0, mode=one)
     with pytest.raises(SettingError) as refused:
         job.register(1, mode=other)

@@ -916,7 +916,7 @@ def test_tables_that_were_replaced_empty_the_caches() -> None:
 @pytest.mark.guarantee("H11")
 @pytest.mark.parametrize("looks_ahead", [False, True])
 @pytest.mark.parametrize("bound", [RowBound(lag=60, share=0.25), RowBound(lag=60), RowBound(lag=8, share=0.5)], ids=str)
-def test_rows_that_are_made_after_a_shrink_lack_at_most_the_bound(bound: RowBound, looks_ahead: bool) -> None:
+def test_rows_made_after_a_shrink_lack_at_most_the_bound(bound: RowBound, looks_ahead: bool) -> None:
     with cluster_of(2) as cluster:
         job = CountingJob(cluster, "async", bound, 2, 5, looks_ahead=looks_ahead)
         for number in range(6):
@@ -1018,9 +1018,7 @@ def test_tables_whose_ids_may_get_no_row_are_not_cached(entry: Entry) -> None:
     ("rules", "num_workers", "may_hold"),
     [(["ftrl"], 2, False), (["ftrl", "adagrad"], 2, True), (["ftrl"], 1, True), (["read_only"], 2, False)],
 )
-def test_caches_hold_updates_back_if_those_of_a_table_can_be_merged(
-    rules: list[str], num_workers: int, may_hold: bool
-) -> None:
+def test_caches_may_hold_what_the_rule_of_a_table_can_merge(rules: list[str], num_workers: int, may_hold: bool) -> None:
     specs = [TableSpec(name=rule, dim=2, rule=rule, initializer=constant(0.0)) for rule in rules]
     with cluster_of(1) as cluster:
         worker = Worker(cluster, 0, num_workers, specs, mode_of("sync", LOOSE))
