@@ -71,6 +71,7 @@ class LoadService:
 
     Attributes:
         num_kept: Number of loads into the running job that replaced the shard.
+        num_before: By worker, the loads before its client registered first.
     """
 
     def __init__(  # noqa: PLR0913  # the parts of a pserver that a load needs
@@ -98,6 +99,7 @@ class LoadService:
         self._staged: _Staged | None = None
         self._kept = ""  # id of the newest load that was kept
         self.num_kept = 0
+        self.num_before: dict[int, int] = {}
         if shard.log is not None:
             self._kept, self.num_kept = shard.log.control.newest_load, shard.log.control.num_loads
 

@@ -16,7 +16,8 @@ from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import CONTROL_VERSION
 
 from ..admin.background import Signal
-from ..admin.service import CLIENT_ID_BYTES, resident_bytes
+from ..admin.registration_rpcs import CLIENT_ID_BYTES
+from ..admin.service import resident_bytes
 from ..endpoints import DataEndpoints
 from ..net.requests import Traffic
 from .follower import FollowerStats

@@ -251,7 +251,7 @@ async def test_worker_takes_the_place_of_one_whose_connection_ends(held: HeldCon
 async def test_worker_waits_for_its_place_while_heartbeats_decide(
     held: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.admin.service.ADMISSION_S", 0.0)
+    monkeypatch.setattr("fleet_sparse.pserver.admin.registration_rpcs.ADMISSION_S", 0.0)
     await registered_workers(held, 2)
     async with connected(held, 0, 1) as connections:
         other_job = registration(worker=0, num_workers=3, client_id=b"y" * 16)
@@ -280,7 +280,7 @@ async def test_worker_takes_the_place_of_one_that_never_connected(held: HeldCont
 
 @in_loop
 async def test_a_place_that_stays_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.admin.service.PLACE_SHARE", 0.001)
+    monkeypatch.setattr("fleet_sparse.pserver.admin.registration_rpcs.PLACE_SHARE", 0.001)
     held = HeldControl(tmp_path)
     await registered_workers(held, 2)
     async with connected(held, 0, 1):
@@ -599,7 +599,7 @@ async def test_barrier_waits_for_workers_that_register_again(restarted: HeldCont
 async def test_barrier_waits_for_a_worker_that_registers_late(
     restarted: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.admin.service.ADMISSION_S", 0.0)
+    monkeypatch.setattr("fleet_sparse.pserver.admin.registration_rpcs.ADMISSION_S", 0.0)
     waiting = asyncio.ensure_future(restarted.start(barrier(0)))
     await turns()
     await restarted.start(resuming(0))

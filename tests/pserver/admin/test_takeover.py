@@ -143,7 +143,7 @@ async def test_new_process_of_the_job_waits_for_a_worker_of_the_log(before_of_tw
 async def test_job_of_new_workers_begins_after_a_moment(
     before_of_two: HeldControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.admin.service.TAKEOVER_S", 0.01)
+    monkeypatch.setattr("fleet_sparse.pserver.admin.registration_rpcs.TAKEOVER_S", 0.01)
     after = HeldControl("", STARTED, recovered(before_of_two.shard, only_registered=True))
     replies = await asyncio.gather(
         *(after.start(of_two(worker, client_id=bytes([9 + worker]) * 16)) for worker in (0, 1))

@@ -173,7 +173,7 @@ async def test_registration_without_room_is_answered_and_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """The worker begins a job, with its first call or with a repeated one, and is not lost meanwhile."""
-    monkeypatch.setattr("fleet_sparse.pserver.admin.service.LOG_ANSWER_S", 0.02)
+    monkeypatch.setattr("fleet_sparse.pserver.admin.registration_rpcs.LOG_ANSWER_S", 0.02)
     held = control_of(logged_shard(tmp_path / "log"))
     assert held.shard.log is not None
     failures = full_times(monkeypatch, held.shard.log, method, 1_000_000)
@@ -227,7 +227,7 @@ async def test_worker_is_not_lost_because_the_log_fails(tmp_path: Path, monkeypa
 @pytest.mark.guarantee("W6")
 @in_loop
 async def test_worker_is_not_lost_while_the_log_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.admin.service.LOG_ANSWER_S", 0.02)
+    monkeypatch.setattr("fleet_sparse.pserver.admin.registration_rpcs.LOG_ANSWER_S", 0.02)
     again = restarted(await registered(tmp_path, Mode(SYNC)))
     assert again.shard.log is not None
     await again.start(resuming(0, mode=Mode(SYNC)))
@@ -258,7 +258,7 @@ async def test_progress_takes_no_room_of_a_full_log(tmp_path: Path) -> None:
 
 @in_loop
 async def test_large_parts_of_an_exchange_are_not_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.admin.service.MAX_RECORDED_BYTES", 3)
+    monkeypatch.setattr("fleet_sparse.pserver.admin.barrier_rpcs.MAX_RECORDED_BYTES", 3)
     held = await registered(tmp_path)
     requests = [
         messages.ExchangeRequest(
