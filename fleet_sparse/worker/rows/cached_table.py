@@ -438,15 +438,16 @@ class CachedTable:
         self._left.clear()
 
     def forget_versions(self) -> None:
-        """Takes note that a push failed after it was accepted: which updates the pservers have is not known any more.
+        """Takes note that versions tell nothing any more: an accepted push has failed, or clocks began anew.
 
-        The next use of each copy asks, and the row follows. The only worker of a job asks about no copy: it will write
-        all of them back, or drops them if it holds nothing back.
+        The next use of each copy asks, and the row follows; rows that were looked up before do not enter. The only
+        worker of a job asks about no copy: it will write all of them back, or drops them if it holds nothing back.
         """
         used = np.arange(self.num_rows)
         if not self._is_single_worker:
             self._known[used] = NO_VERSION
             self._index.lease(used, np.full(len(used), self._step - 1, np.int64))
+            self._index_version += 1
         elif self._may_hold:
             self._held[used], self._states_held[used] = (
                 np.maximum(held[used], 1) for held in (self._held, self._states_held)

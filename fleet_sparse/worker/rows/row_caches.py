@@ -309,7 +309,8 @@ class RowCaches:
         with self._lock:
             tables = self._tables
             capacities = self._capacities() if tables is None else {name: tables[name].capacity for name in tables}
-        num_bytes = sum(_most_change_bytes(self._specs[name]) * rows for name, rows in capacities.items())
+        of_holding = [(self._specs[name], rows) for name, rows in capacities.items()]
+        num_bytes = sum(_most_change_bytes(spec) * rows for spec, rows in of_holding if may_hold(spec, self._job))
         return max(1, -(-num_bytes // self._max_part_bytes))
 
     @property
@@ -431,7 +432,7 @@ class RowCaches:
                 extra = self._waited(call.wait)
             if self._num_changes != num_changes or self._client.num_rejoins != self._noted[1]:
                 return False
-        if self._note_epochs([*extra, *(() if ahead is None else ahead.extra)]):
+        if self._note_epochs([*(() if ahead is None else ahead.extra), *extra]):
             return False
         for lookup in late:
             if lookup.table is not None and lookup.plan is not None:

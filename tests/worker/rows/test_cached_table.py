@@ -287,6 +287,17 @@ def test_versions_that_are_unknown_are_asked_for() -> None:
     assert plan.versions.tolist() == [NO_VERSION, NO_VERSION]
 
 
+@pytest.mark.guarantee("H11")
+def test_rows_read_before_versions_are_forgotten_do_not_enter() -> None:
+    job = CachedJob(CacheJob(RowBound(lag=50), 2, 0, admission=ALL), 10, 2, NUM_IDS)
+    ids = np.array([1, 2])
+    read = job.read(0, ids, 1)
+    job.tables[0].forget_versions()
+    job.update(0, read, np.ones((2, 2), np.float32))
+    assert job.tables[0].num_rows == 0
+    assert len(job.tables[0].plan(ids, 2).entering) == 2
+
+
 def test_the_only_worker_writes_back_again_what_a_lost_push_had() -> None:
     job = CachedJob(CacheJob(RowBound(lag=5), 1, 0, admission=ALL), 4, 1, NUM_IDS)
     ids, table = np.array([1, 2]), job.tables[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -32,15 +32,23 @@ NUM_IDS = 40
 
 
 class Worker:
-    """A worker that trains one table, of which it caches all rows that it reads."""
+    """A worker that trains one table, of which it caches all rows that it reads; its job has `others`, too."""
 
-    def __init__(self, cluster: InProcessCluster, index: int, num_workers: int, mode: Mode, max_staged: int) -> None:
+    def __init__(  # what the tests vary
+        self,
+        cluster: InProcessCluster,
+        index: int,
+        num_workers: int,
+        mode: Mode,
+        max_staged: int,
+        others: Sequence[TableSpec] = (),
+    ) -> None:
         assert mode.row_bound is not None
         client = cluster.worker(index, num_workers, mode)
         self.channel = cluster.channel
         self.deduplicator, self.gradient = Deduplicator(cluster.placement), 1.0 - 2 * index
         job = CacheJob(mode.row_bound, num_workers, 0 if mode.kind == SYNC else None, AGED_LFU, ALL)
-        tables = {SPEC.name: SPEC}
+        tables = {spec.name: spec for spec in (SPEC, *others)}
         self.caches = RowCaches(
             *(client, self.deduplicator, job, tables),
             max_bytes=1 << 20,
@@ -94,11 +102,12 @@ def workers_of(
     kind: str = SYNC,
     max_staged: int = Settings.max_staged_bytes,
     bound: RowBound = BOUND,
+    others: Sequence[TableSpec] = (),
 ) -> list[Worker]:
     for shard in cluster.shards:
         shard._jobs._max_staged_bytes = max_staged
     mode = Mode(SYNC, SUM, row_bound=bound) if kind == SYNC else Mode(ASYNC, row_bound=bound)
-    return [Worker(cluster, index, num_workers, mode, max_staged) for index in range(num_workers)]
+    return [Worker(cluster, index, num_workers, mode, max_staged, others) for index in range(num_workers)]
 
 
 def train(workers: list[Worker], num_steps: int, ids: NDArray[np.int64]) -> None:
@@ -164,6 +173,13 @@ def test_a_worker_with_fewer_batches_counts_all_steps(cluster: InProcessCluster)
     for _ in range(2):
         in_threads(*(partial(run, worker, n) for worker, n in zip(workers, (5, 2, 0), strict=True)))
     assert [worker.num_trained for worker in workers] == [10, 10, 10]
+
+
+@pytest.mark.parametrize(("rule", "num_parts"), [("ftrl", 5), ("adagrad", 10)])
+def test_tables_whose_updates_are_not_held_add_no_parts(cluster: InProcessCluster, rule: str, num_parts: int) -> None:
+    other = TableSpec(name="other", dim=2, rule=rule, initializer=constant(0.0))
+    workers = workers_of(cluster, max_staged=2 * 2 * CHANGE_BYTES * NUM_IDS // 5, others=[other])
+    assert workers[0].training.held.num_parts == num_parts
 
 
 @pytest.mark.guarantee("H7")
