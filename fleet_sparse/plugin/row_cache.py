@@ -211,10 +211,10 @@ def check_row_cache(
     is_of_job = True  # else the tables of other programs may hold updates back
     if rows_dtype != "float32":
         reason = f"each gradient is rounded on its way (FLEET_SPARSE_ROWS_DTYPE={rows_dtype}), and a sum is not"
-    elif RULES[config.rule].merge is None:
-        reason, is_of_job = f"updates of rule {config.rule!r} cannot be merged", False
     elif mode.kind == SYNC and config.clip is not None and config.clip.needs_norm:
         reason = "the pservers clip the merged gradients of a step by their norm, for which they need all of them"
+    elif RULES[config.rule].merge is None:
+        reason, is_of_job = f"updates of rule {config.rule!r} cannot be merged", False
     else:
         return row_cache
     if row_cache.hold_back is not None:

@@ -227,10 +227,12 @@ class Session:
         """Prepares a run of a program that trains: its local dense arrays are shared, if they are not yet.
 
         Raises:
-            PlanError: All other workers wait at a barrier, and a step needs them.
+            PlanError: All other workers wait at a barrier, and a step needs them; or as `Snapshots.check_schedule`,
+                for a program may be minimized after `init_worker`.
         """
         if self._connection is not None:
             self._connection.check_step()
+            self.snapshots.check_schedule(self._connection)
             self.dense.share_local(self._connection, scope, dense)
 
     def after_run(self, scope: Any, *, has_lookups: bool, trains: bool) -> None:

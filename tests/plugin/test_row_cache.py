@@ -117,10 +117,18 @@ def clipping():
     return paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
 
 
+def ftrl():
+    return fleet_sparse.PserverOptimizer("ftrl", 0.1)
+
+
+def clipping_ftrl():
+    return fleet_sparse.PserverOptimizer("ftrl", 0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
+
+
 @pytest.mark.parametrize(
     ("optimizer", "is_async", "hold_back"),
-    [(lambda: fleet_sparse.PserverOptimizer("ftrl", 0.1), True, None), (clipping, False, 0)],
-    ids=["rule without merge", "norm of a merged step"],
+    [(ftrl, True, None), (clipping, False, 0), (clipping_ftrl, False, 0)],
+    ids=["rule without merge", "norm of a merged step", "both"],
 )
 def test_updates_that_cannot_be_held_back_are_not(optimizer, is_async, hold_back):
     catalog = minimize_for(2, optimizer(), is_async=is_async, max_row_lag=100)
@@ -155,9 +163,9 @@ def test_norm_clip_beside_held_updates_is_refused():
     ("num_workers", "is_async", "has_limits"), [(1, False, False), (2, True, False), (2, False, True)]
 )
 def test_sync_workers_agree_on_the_limits_of_their_caches(num_workers, is_async, has_limits):
-    row_cache = fleet_sparse.RowCache(max_bytes=1 << 20, max_rows=30, hold_back=2)
+    row_cache = fleet_sparse.RowCache(max_bytes=1 << 20, max_rows=30, hold_back=2, merge="avg")
     catalog = minimize_for(num_workers, is_async=is_async, max_row_lag=100, row_cache=row_cache)
-    assert catalog.mode.cache_limits == (CacheLimits(1 << 20, 30, 2) if has_limits else None)
+    assert catalog.mode.cache_limits == (CacheLimits(1 << 20, 30, 2, "avg") if has_limits else None)
 
 
 @pytest.mark.parametrize(
@@ -280,4 +288,16 @@ def test_scheduled_save_that_would_miss_updates_is_refused(monkeypatch):
     with pytest.raises(PlanError, match="seconds"):
         fleet_sparse.save_every("model", seconds=1.0)
     fleet_sparse.save_every("model", steps=10)
+    fleet.stop_worker()
+
+
+def test_scheduled_save_is_checked_again_when_a_program_trains(monkeypatch):
+    loss = paddle.mean(linear(flagged(ids_input(), value=None)))
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.1), strategy_of(max_row_lag=100)).minimize(loss)
+    executor = start()
+    fleet_sparse.save_every("model", seconds=1.0)
+    connection = active().connection("test")
+    monkeypatch.setattr(type(connection.training), "holds_back", True)  # as of a program minimized after init_worker
+    with pytest.raises(PlanError, match="seconds"):
+        executor.run(feed={"ids": np.arange(6)}, fetch_list=[loss])
     fleet.stop_worker()
