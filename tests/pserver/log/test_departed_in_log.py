@@ -24,6 +24,7 @@ class Twins:
         self.shard = logged_shard(directory, SGD, only_registered=True)
         self.model = make_shard(SGD, only_registered=True)
         self.clients: list[bytes] = []
+        self.workers: dict[bytes, int] = {}
         self.save: list[Save] = []
 
     @property
@@ -33,6 +34,7 @@ class Twins:
     def join(self, worker: int, *, begins_job: bool = False) -> None:
         client_id = len(self.clients).to_bytes(16, "big")
         self.clients.append(client_id)
+        self.workers[client_id] = worker
         for each in self.both:
             each.join(worker, 2, client_id, Mode(ASYNC), begins_job=begins_job)
 
@@ -41,7 +43,7 @@ class Twins:
         client_id = self.clients[number % len(self.clients)]
         for each in self.both:
             if each.knows(client_id):
-                each.join(number % 2, 2, client_id, Mode(ASYNC), begins_job=False)
+                each.join(self.workers[client_id], 2, client_id, Mode(ASYNC), begins_job=False)
 
     def push(self, number: int) -> None:
         client_id = self.clients[-1 - number % min(2, len(self.clients))]
