@@ -134,7 +134,8 @@ def start_log(
     where.parent().sync()  # a process may have ended between making and syncing it
     with locked(directory):
         replayed = _continue_log(shard, directory, identity, settings, generation, segment_bytes, on_progress)
-    return replayed is not None and replayed.num_records > 0
+    # A pserver that begins with a snapshot may have ended before its first checkpoint was durable.
+    return replayed is not None and (replayed.has_changes or (directory / CHECKPOINT).exists())
 
 
 def _set_aside_other(directory: Path, identity: LogIdentity) -> None:

@@ -46,6 +46,8 @@ class Replayed(NamedTuple):
     """What the control plane continues from."""
     newest_lsn: int
     """Lsn of the last record."""
+    has_changes: bool
+    """False if all records are states of checkpoints that did not become durable: the log has no content of its own."""
 
 
 class _Step(NamedTuple):
@@ -77,13 +79,14 @@ def replay(
         SnapshotError: As `load_rows`.
     """
     directory = reader.directory
-    num_records, num_bytes, control = 0, 0, ControlState()
+    num_records, num_bytes, has_changes, control = 0, 0, False, ControlState()
     save: ReplayedSave | None = None
     for number, record in enumerate(_with_effect(reader.records())):
         on_progress()
         num_records += 1
         num_bytes += record.head.end
         kind = record.head.kind
+        has_changes |= kind not in (Kind.STATE, Kind.CHANGED)
         try:
             if save is not None and kind in _END_SAVE:
                 save.end(is_kept=kind is Kind.END_SAVE and json.loads(record.body)["checksum"] is not None)
@@ -106,7 +109,7 @@ def replay(
             raise corrupt(str(directory), what, 0) from error
     if save is not None:
         save.end(is_kept=False)
-    return Replayed(num_records, num_bytes, reader.generation, control, reader.newest_lsn)
+    return Replayed(num_records, num_bytes, reader.generation, control, reader.newest_lsn, has_changes)
 
 
 def _with_effect(records: Iterator[Record]) -> Iterator[Record]:

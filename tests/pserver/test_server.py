@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fleet_sparse.errors import SettingError
+from fleet_sparse.errors import SettingError, SnapshotError
 from fleet_sparse.net_addresses import Address
+from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.server import Options, lease_of, make_read_only_shard, make_shard
 from fleet_sparse.settings import Settings
 from support.saves import save
@@ -77,6 +78,29 @@ def test_a_replay_gives_signs_of_life(tmp_path: Path) -> None:
         assert lifeline.num_signs == 2
         assert shard.log is not None
         shard.log.writer.close()
+
+
+def test_a_first_checkpoint_that_fails_is_no_log_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start loads the snapshot as well: the log has nothing but the state of that checkpoint."""
+    client = FrameClient(shard_of(SGD))
+    client.push(push(SGD, ids_of(7), floats([1, 1])))
+    save([client.shard], tmp_path / "model", save_id="one")
+    options = Options(0, 1, ADDRESS, (ADDRESS,), load_dirname="model")
+    settings = Settings(root=str(tmp_path), **LOGGED)
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(Save, "write", fail)
+        with pytest.raises(SnapshotError):
+            make_shard(options, settings)
+    for is_first in (True, False):
+        shard, loaded = make_shard(options, settings)
+        with closing(shard):
+            assert (loaded is not None, shard.states()[0].num_rows) == (is_first, 1)
+            assert shard.log is not None
+            shard.log.writer.close()
+
+
+def fail(*arguments: Any) -> None:
+    raise SnapshotError("the disk is full")
 
 
 @pytest.mark.parametrize(
