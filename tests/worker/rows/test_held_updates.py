@@ -294,3 +294,13 @@ def test_updates_far_past_the_drift_do_not_bring_the_clock_round(
             worker.step(ids, rate=100.0 * (number + 1))
     meet(workers)
     np.testing.assert_array_equal(workers[0].step(row), workers[1].evaluate(row))
+
+
+@pytest.mark.guarantee("H7")
+def test_updates_of_tables_declared_late_are_held_back(cluster: InProcessCluster) -> None:
+    mode, tables = Mode(SYNC, SUM, row_bound=BOUND), dict[str, TableSpec]()
+    client, deduplicator = cluster.worker(0, 2, mode), Deduplicator(cluster.placement)
+    caches = RowCaches(client, deduplicator, CacheJob(BOUND, 2, 0, AGED_LFU, ALL), tables, max_bytes=1 << 20)
+    training = PserverTraining(client, deduplicator, mode, 2, caches=caches)
+    tables[SPEC.name] = SPEC
+    assert training.holds_back
