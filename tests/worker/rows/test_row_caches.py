@@ -934,6 +934,37 @@ def test_rows_made_after_a_shrink_lack_at_most_the_bound(bound: RowBound, looks_
         np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
 
 
+@pytest.mark.guarantee("H11")
+@pytest.mark.parametrize("saves", [False, True])
+def test_rows_removed_while_a_worker_waits_are_read_anew(monkeypatch: pytest.MonkeyPatch, saves: bool) -> None:
+    with cluster_of(2) as cluster:
+        bound = RowBound(lag=3)  # no copy is leased
+        job = CountingJob(cluster, "lag", bound, 2, 3, max_held=None if saves else 0)
+        batches = iter([EVERYTHING, EVERYTHING[NUM_IDS // 2 :]])
+        monkeypatch.setattr(job.updates, "batch", lambda: next(batches, EVERYTHING))
+        for _ in range(2):
+            job.update(1, job.read(1))
+        channel = job.workers[1].channel
+        num_sent = sum(channel.num_sent)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(job.read, 1)
+            try:
+                wait_until(lambda: sum(channel.num_sent) > num_sent)
+                if saves:
+                    in_threads(*(partial(quiesce, worker) for worker in job.workers))
+                assert job.num_held == 0
+                # The first update of a row that is made anew gives it the clock that copies of the removed one have.
+                for number, shard in enumerate(cluster.shards):
+                    cluster.run(number, partial(shard.shrink, [Criterion("min_norm", 1e9)]))
+                job.num_made[:] = 0
+            finally:
+                for _ in range(2):
+                    job.update(0, job.read(0))
+            job.update(1, waiting.result(JOIN_S))
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
 def test_updates_that_are_not_held_back_go_as_gradients() -> None:
     with cluster_of(1) as cluster:
         job = CountingJob(cluster, "sync", LOOSE, 2, 3, max_held=0)
