@@ -1,4 +1,4 @@
-"""What jobs of several tests need."""
+"""Fixtures that tests of several modules share."""
 
 from __future__ import annotations
 

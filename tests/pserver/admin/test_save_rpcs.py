@@ -424,32 +424,29 @@ async def test_sync_shard_is_cut_at_once_with_positions_of_that_step(held: HeldC
     assert workers == (WorkerPosition(0, 5, None), WorkerPosition(1, 5, 50), WorkerPosition(2, 5, None))
 
 
-@in_loop
-async def test_steps_that_trained_nothing_are_not_in_the_manifest(held: HeldControl, tmp_path: Path) -> None:
+async def save_at_step_7(held: HeldControl, num_untrained: tuple[int, int]) -> None:
+    """Saves in a sync job of two workers, in which so many steps of each trained nothing."""
     await job_of(held, 2, SYNC_MODE)
     coordinator = Coordinator(held)
-    await coordinator.begin(step=7, num_untrained=2)
+    await coordinator.begin(step=7, num_untrained=num_untrained[0])
     history = [
-        messages.WorkerPosition(worker_index=1, step=step, position=str(10 * step), num_untrained=2)
+        messages.WorkerPosition(worker_index=1, step=step, position=str(10 * step), num_untrained=num_untrained[1])
         for step in (6, 7, 8)
     ]
     await held.start(messages.ReportPositionRequest(save_id="x", positions=history))
     await coordinator.end(await coordinator.finish(await coordinator.write()))
+
+
+@in_loop
+async def test_steps_that_trained_nothing_are_not_in_the_manifest(held: HeldControl, tmp_path: Path) -> None:
+    await save_at_step_7(held, num_untrained=(2, 2))
     assert load_from(tmp_path / "model")[1].manifest.workers == (WorkerPosition(0, 5, None), WorkerPosition(1, 5, 70))
 
 
 @in_loop
 async def test_steps_that_one_worker_trained_are_in_the_manifest(held: HeldControl, tmp_path: Path) -> None:
     """Worker 1 trained in the steps in which worker 0 sent what it held; its position 8 is after the cut."""
-    await job_of(held, 2, SYNC_MODE)
-    coordinator = Coordinator(held)
-    await coordinator.begin(step=7, num_untrained=3)
-    history = [
-        messages.WorkerPosition(worker_index=1, step=step, position=str(10 * step), num_untrained=1)
-        for step in (6, 7, 8)
-    ]
-    await held.start(messages.ReportPositionRequest(save_id="x", positions=history))
-    await coordinator.end(await coordinator.finish(await coordinator.write()))
+    await save_at_step_7(held, num_untrained=(3, 1))
     assert load_from(tmp_path / "model")[1].manifest.workers == (WorkerPosition(0, 6, None), WorkerPosition(1, 6, 70))
 
 

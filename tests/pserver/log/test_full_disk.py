@@ -17,6 +17,7 @@ from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.log_format import next_segment_name
 from fleet_sparse.pserver.log.log_writer import LogWriter
+from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.wire.frame_format import Block, Op
 from support.logs import StraightClient, close, logged_shard
 from support.shards import CLIENT, SGD, FrameClient, code_of, floats, ids_of, push
@@ -85,7 +86,10 @@ def test_a_push_larger_than_the_segment_ahead_waits(
     disk.num_bytes = 1 << 20
     wait_until(lambda: writer_of(shard).full_since is None)
     shard.end_waits_for_room()
-    codes = {reply.header.client_id: reply.outcome.error.code for reply in shard.take_deferred_replies()}  # type: ignore[union-attr]
+    codes = {}
+    for reply in shard.take_deferred_replies():
+        assert isinstance(reply.outcome, Refusal)
+        codes[reply.header.client_id] = reply.outcome.error.code
     assert codes == {CLIENT: ErrorCode.GAP, b"another client..": ErrorCode.GAP}
     client.seq = 0
     assert client.push(rows_of(0, 600)).header.op is Op.ACK

@@ -168,15 +168,20 @@ def make_hole(directory: Path, text: bytes) -> None:
         file.write(bytes(len(text)))
 
 
-@pytest.mark.guarantee("W4")
-@pytest.mark.parametrize("synced", [0, 1])
-def test_a_hole_in_what_was_not_synced_is_a_torn_end(tmp_path: Path, synced: int) -> None:
-    writer = small_writer(tmp_path)
+def write_four_records(directory: Path, synced: int) -> LogWriter:
+    """Appends the records one to four, and syncs before the one with the index `synced`."""
+    writer = small_writer(directory)
     for number, text in enumerate([b"one", b"two", b"three", b"four"]):
         if number == synced:
             writer.sync()
         append(writer, text)
-    durable_lsn = writer.durable_lsn
+    return writer
+
+
+@pytest.mark.guarantee("W4")
+@pytest.mark.parametrize("synced", [0, 1])
+def test_a_hole_in_what_was_not_synced_is_a_torn_end(tmp_path: Path, synced: int) -> None:
+    durable_lsn = write_four_records(tmp_path, synced).durable_lsn
     make_hole(tmp_path, b"two")
     reader = LogReader(tmp_path)
     assert [record.body for record in reader.records()] == [b"one"]
@@ -189,11 +194,7 @@ def test_a_hole_in_what_was_not_synced_is_a_torn_end(tmp_path: Path, synced: int
 @pytest.mark.guarantee("W4")
 @pytest.mark.parametrize("synced", [2, 3])
 def test_a_hole_in_what_a_record_behind_calls_durable_is_refused(tmp_path: Path, synced: int) -> None:
-    writer = small_writer(tmp_path)
-    for number, text in enumerate([b"one", b"two", b"three", b"four"]):
-        if number == synced:
-            writer.sync()
-        append(writer, text)
+    write_four_records(tmp_path, synced)
     make_hole(tmp_path, b"two")
     with pytest.raises(LogCorrupt):
         bodies(tmp_path)

@@ -476,7 +476,8 @@ def recovered_pushes(directory: Path) -> int:
 def test_a_damaged_log_of_another_job_is_set_aside(tmp_path: Path, name: str) -> None:
     shard = logged_shard(tmp_path / "log", SGD)
     FrameClient(shard).push(push(SGD, ids_of(1), floats([1.0, 0.0])))
-    shard.log.writer.begin_segment()  # type: ignore[union-attr]
+    assert shard.log is not None
+    shard.log.writer.begin_segment()
     close(shard)
     (tmp_path / "log" / name).write_bytes(b"wrong")
     with pytest.raises(LogCorrupt):

@@ -22,7 +22,7 @@ IDS = st.lists(st.integers(0, NUM_IDS - 1), max_size=6, unique=True)
 
 @dataclass
 class Copy:
-    """What the model knows of a copy: the updates of the worker and of the others that it has."""
+    """A copy in the model: how many updates it has of its worker and of the others, and how many it holds."""
 
     clock: int | None
     own: int

@@ -42,6 +42,7 @@ from support import counting_jobs
 from support.counted_updates import EVERY_ID, NUM_IDS, CountedUpdates
 from support.cow_views import all_rows
 from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
+from support.saves import store_of
 from support.successive import SuccessiveLookups
 from support.threads import JOIN_S, in_threads
 
@@ -560,10 +561,9 @@ def test_repeated_ids_of_a_batch_are_one_update_of_their_copy(kind: str) -> None
 
 @pytest.mark.guarantee("H5")
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_lag_0_sends_the_same_bytes(is_async: bool) -> None:
+def test_lag_0_sends_the_same_bytes(monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
     sent: list[list[tuple[int, int, bytes]]] = []
-    for fields in ({}, {"max_row_lag": 0, "row_cache": RowCache()}):
-        strategy = PserverStrategy(**fields)  # type: ignore[arg-type]
+    for strategy in (PserverStrategy(), PserverStrategy(max_row_lag=0, row_cache=RowCache())):
         strategy.a_sync = is_async
         read, frames = read_strategy(strategy), []
         assert read.row_cache is None
@@ -574,7 +574,8 @@ def test_lag_0_sends_the_same_bytes(is_async: bool) -> None:
             patient, workers = replace(QUICK, retry_s=20.0), []
             for index in range(3):
                 workers.append(Worker(cluster, index, 3, [spec], read.mode, settings=patient))
-                workers[-1].channel.send = noting(index, workers[-1].channel.send, frames)  # type: ignore[method-assign]
+                channel = workers[-1].channel
+                monkeypatch.setattr(channel, "send", noting(index, channel.send, frames))
             rng = np.random.default_rng(0)
             for _ in range(12):
                 batches = [worker.read(spec, rng.choice(NUM_IDS, 6).astype(np.int64)) for worker in workers]
@@ -924,7 +925,7 @@ def test_rows_made_after_a_shrink_lack_at_most_the_bound(bound: RowBound, looks_
                 job.step()
             job.meet()
             shard = cluster.shards[number % 2]
-            removed = all_rows(shard.tables[job.spec.table_id].table.store).ids  # type: ignore[attr-defined]
+            removed = all_rows(store_of(shard, job.spec)).ids
             assert len(removed)
             cluster.run(number % 2, partial(shard.shrink, [Criterion("min_norm", 1e9)]))
             job.num_made[removed] = 0
