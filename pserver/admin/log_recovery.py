@@ -133,9 +133,7 @@ def start_log(
     where.make()
     where.parent().sync()  # a process may have ended between making and syncing it
     with locked(directory):
-        replayed = _continue_log(shard, directory, identity, settings, generation, segment_bytes, on_progress)
-    # A pserver that begins with a snapshot may have ended before its first checkpoint was durable.
-    return replayed is not None and (replayed.has_changes or (directory / CHECKPOINT).exists())
+        return _continue_log(shard, directory, identity, settings, generation, segment_bytes, on_progress)
 
 
 def _set_aside_other(directory: Path, identity: LogIdentity) -> None:
@@ -157,8 +155,8 @@ def _continue_log(
     generation: int,
     segment_bytes: int,
     on_progress: Callable[[], object],
-) -> Replayed | None:
-    """Fills a shard from its log, and makes it write there; returns what was replayed, None if the log begins."""
+) -> bool:
+    """Fills a shard from its log, and makes it write there; returns whether the log had content."""
     begun_at, opened, replayed = time.monotonic(), _open(directory), None
     newest = 0 if opened is None else opened.reader.generation
     if 0 < generation <= newest:
@@ -198,7 +196,10 @@ def _continue_log(
         control=None if replayed is None else replayed.control,
         durable=shard.ledger.watermarks(),
     )
-    return replayed
+    if opened is None or replayed is None:
+        return False
+    # A pserver that begins with a snapshot may have ended before its first checkpoint was durable.
+    return replayed.has_changes or opened.checkpoint is not None
 
 
 def _with_room(make_writer: Callable[[], LogWriter], on_progress: Callable[[], object]) -> LogWriter:
