@@ -1,4 +1,4 @@
-"""Predecessor: what a pserver continues from the process that had its shard before."""
+"""Predecessor: the process that had a shard before, and what the pserver continues from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..engine.shard import Shard
 
 @dataclass(slots=True)
 class Predecessor:
-    """What a pserver continues from the process that had its shard before.
+    """The process that had a pserver's shard before, as far as this pserver continues from it.
 
     Attributes:
         is_restart: True if workers had registered with that process, and go on with this one.

@@ -39,13 +39,13 @@ _log = logging.getLogger(__name__)
 
 CLIENT_ID_BYTES: Final = 16
 LOG_ANSWER_S = 5.0
-"""Seconds after which a registration for which the log has no room is answered; the client repeats it."""
-# The ends of connections and a registration that follows them may reach a pserver in another order.
+"""Seconds after which a pserver whose log has no room answers a registration; the client repeats it."""
 ADMISSION_S = 2.0
-# Workers of a log ask every 100 ms whether their pserver is back.
+"""Seconds for which a registration waits for connections to end, whose ends may reach a pserver after it."""
 TAKEOVER_S = 3.0
+"""Seconds for which a registration waits for workers of the log, which ask for their pserver every 100 ms."""
 PLACE_SHARE = 0.8
-"""Of the time for which a client waits until its registration is answered."""
+"""A registration waits for its place at most this share of the time for which its client waits for the answer."""
 _NUM_PARSED_SPECS: Final = 1024
 
 
@@ -118,17 +118,7 @@ class RegistrationService:
     async def register(self, request: messages.RegisterRequest) -> messages.RegisterReply:
         """Answers Register once the client may go on: a worker of a job with a log, once the log has it durably."""
         who = f"worker {request.worker_index}" if request.role == messages.ROLE_WORKER else "client"
-        if request.protocol_version != CONTROL_VERSION:
-            raise ProtocolError(
-                f"{who}: it uses version {request.protocol_version} of the control plane, this pserver "
-                f"{CONTROL_VERSION}. Install the same fleet_sparse everywhere",
-                code=ErrorCode.VERSION,
-            )
-        if len(request.client_id) != CLIENT_ID_BYTES:
-            raise ProtocolError(
-                f"{who}: its client id has {len(request.client_id)} bytes, it should have {CLIENT_ID_BYTES}",
-                code=ErrorCode.MALFORMED,
-            )
+        check_client(who, request.protocol_version, request.client_id)
         if request.role == messages.ROLE_WORKER:
             return await self._register_worker(request, who)
         if request.role in (messages.ROLE_READER, messages.ROLE_TOOL):
@@ -233,7 +223,7 @@ class RegistrationService:
 
         async def join() -> tuple[list[TableState], int]:
             async with self._joining:  # in the order of registrations
-                # for longer than the worker asks: a later call of it only waits for this one
+                # for longer than the worker asks: its later calls queue behind this one
                 task, patience_s = partial(self._join, joining, specs, resumption), 2 * self._failover_s
                 joined = await self._appends.append(task, patience_s)
             await self._appends.sync()
@@ -441,6 +431,30 @@ def _parse_mode(who: str, text: str) -> Mode | None:
         return parse_mode(text) if text else None
     except ValueError as error:
         raise ProtocolError(f"{who}: {error}", code=ErrorCode.MALFORMED) from error
+
+
+def check_client(who: str, protocol_version: int, client_id: bytes) -> None:
+    """Checks how a client presents itself.
+
+    Args:
+        who: The client, as messages name it.
+        protocol_version: Version of the control plane that it uses.
+        client_id: Its id.
+
+    Raises:
+        ProtocolError: It uses another version than this pserver, or its id has a wrong length.
+    """
+    if protocol_version != CONTROL_VERSION:
+        raise ProtocolError(
+            f"{who}: it uses version {protocol_version} of the control plane, this pserver {CONTROL_VERSION}. Install "
+            "the same fleet_sparse everywhere",
+            code=ErrorCode.VERSION,
+        )
+    if len(client_id) != CLIENT_ID_BYTES:
+        raise ProtocolError(
+            f"{who}: its client id has {len(client_id)} bytes, it should have {CLIENT_ID_BYTES}",
+            code=ErrorCode.MALFORMED,
+        )
 
 
 def table_messages(states: Sequence[TableState]) -> list[messages.TableState]:

@@ -74,6 +74,6 @@ class StagedRows:
         return LoadedRows(load_id, name, self._file)
 
     def remove(self) -> None:
-        """Removes the file, which no LOAD names, as far as the system allows: the next checkpoint or start does."""
+        """Removes the file, which no LOAD names. If the system refuses, the next checkpoint does, or the next start."""
         with suppress(FleetSparseError, OSError), self._log.writer.exclusive():
             shutil.rmtree(self._log.writer.directory / self._name)

@@ -13,10 +13,9 @@ from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.version import Version
 from fleet_sparse.errors import ErrorCode, PlanError, ProtocolError, TableMismatch
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.control import CONTROL_VERSION
 
 from ..admin.background import Signal
-from ..admin.registration_rpcs import CLIENT_ID_BYTES
+from ..admin.registration_rpcs import check_client, table_messages
 from ..admin.service import resident_bytes
 from ..endpoints import DataEndpoints
 from ..net.requests import Traffic
@@ -95,17 +94,7 @@ class ReadOnlyService:
         self._changed.send()
 
     async def _attach(self, request: messages.AttachRequest) -> messages.AttachReply:
-        if request.protocol_version != CONTROL_VERSION:
-            raise ProtocolError(
-                f"client: it uses version {request.protocol_version} of the control plane, this pserver "
-                f"{CONTROL_VERSION}. Install the same fleet_sparse everywhere",
-                code=ErrorCode.VERSION,
-            )
-        if len(request.client_id) != CLIENT_ID_BYTES:
-            raise ProtocolError(
-                f"client: its client id has {len(request.client_id)} bytes, it should have {CLIENT_ID_BYTES}",
-                code=ErrorCode.MALFORMED,
-            )
+        check_client("client", request.protocol_version, request.client_id)
         for text in request.specs:
             self._accept(text)
         shard = self._shard
@@ -118,7 +107,7 @@ class ReadOnlyService:
             data_endpoint=self._data_endpoints.zmq,
             stream_endpoint=self._data_endpoints.stream,
             versions=_messages_of(shard.versions),
-            tables=[messages.TableState(**state._asdict()) for state in shard.states()],
+            tables=table_messages(shard.states()),
         )
 
     def _accept(self, text: str) -> None:
@@ -158,7 +147,7 @@ class ReadOnlyService:
             bytes_received=self._traffic.bytes_received,
             bytes_sent=self._traffic.bytes_sent,
             resident_bytes=resident_bytes(),
-            tables=[messages.TableState(**state._asdict()) for state in shard.states()],
+            tables=table_messages(shard.states()),
             num_pulled_rows=counters.num_pulled_rows,
             serving=messages.Serving(
                 versions=_messages_of(shard.versions),

@@ -17,8 +17,8 @@ _CLOCK = Column("clock", np.dtype("<u4"))  # in memory only: snapshots have no c
 class RowClocks:
     """Clocks of 32 bits, which begin at 0 and wrap.
 
-    A row that is made anew begins at 0, too: its clock says nothing of a copy of the removed one. `epoch` tells them
-    apart.
+    A row that is made anew begins at 0, too, so its clock does not tell how old a copy of the removed row is. Copies
+    are comparable only with clocks of the same `epoch`.
 
     Only the thread that owns the store uses them.
 

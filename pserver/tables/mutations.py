@@ -202,7 +202,7 @@ class Shrink(NamedTuple):
     judged: NDArray[np.int16] | None = None
     """Result of `Table.judge` for the table as it is now; None to judge it here."""
     found: ShrunkTable = ShrunkTable(0, ())
-    """What is removed, for the log."""
+    """The rows that it removes, which the log keeps."""
     shrink_id: str = ""
     """Id of the request; empty without one. All shrinks of a commit have the same, and the same criteria and decay."""
 
