@@ -22,6 +22,7 @@ from fleet_sparse.serving.model import Tensor, read_model
 from fleet_sparse.serving.paddle_export import check_equal, export_paddle
 from fleet_sparse.serving.paddle_network import load_network, predict
 from fleet_sparse.serving.predictor import Predictor
+from fleet_sparse.serving.self_check import TOLERANCE, difference_of
 from fleet_sparse.serving.version_predictor import version_predictor
 from fleet_sparse.serving.versions import Versions
 from fleet_sparse.settings import Settings
@@ -160,8 +161,7 @@ def test_exported_models_predict_as_the_job(directory, program):
         ways = [predict(directory / "out" / "model", feed, has_onednn=each)[0] for each in onednn]
         ways += by_onnx(feed) if by_onnx else []
         for found in ways:
-            assert found.shape == expected.shape
-            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+            assert difference_of(found, expected) <= TOLERANCE
 
 
 EVERY = [
@@ -191,7 +191,7 @@ def test_an_evaluation_program_is_served_as_one_that_trains(directory, program):
             ways = [predict(directory / "out" / "model", feed, has_onednn=each)[0] for each in (None, False)]
             ways += predictor.run(feed).outputs.values()
             for found in ways:
-                np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+                assert difference_of(found, expected) <= TOLERANCE
 
 
 @contextmanager
@@ -247,8 +247,7 @@ def test_a_predictor_predicts_as_the_job(directory, program):
             feed = {name: np.where(np.abs(ids) < 10, ids + more, ids) for name, ids in drawn.items()}
             expected = evaluated(executor, prediction, feed)
             (found,) = predictor.run(feed).outputs.values()
-            assert found.shape == expected.shape
-            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+            assert difference_of(found, expected) <= TOLERANCE
         stats = predictor.stats()
         assert (stats.version.number, stats.num_predictions, stats.num_adopted, stats.num_failed) == (1, 4, 1, 0)
 
@@ -285,7 +284,7 @@ def test_a_computed_id_out_of_its_table_is_named(directory):
     feed = feed_of(bounded, 4, np.random.default_rng(7))
     with Predictor("serve") as predictor:
         (found,) = predictor.run(feed).outputs.values()
-        np.testing.assert_allclose(found, evaluated(executor, prediction, feed), rtol=1e-6, atol=1e-6)
+        assert difference_of(found, evaluated(executor, prediction, feed)) <= TOLERANCE
         wrong = {"a": np.full((1, 3), 52), "b": np.array([[1, 99, 1]])}
         with pytest.raises(ValueError, match="table 'few': has id 1002, ids should be 0 to 99"):
             predictor.run(wrong)
@@ -308,7 +307,7 @@ def test_scheduled_saves_are_followed_by_a_predictor(directory):
                 time.sleep(0.01)
             outputs, version = predictor.run(feed)
             (found,) = outputs.values()
-            np.testing.assert_allclose(found, evaluated(executor, prediction, feed), rtol=1e-6, atol=1e-6)
+            assert difference_of(found, evaluated(executor, prediction, feed)) <= TOLERANCE
             assert version.number == number
 
 
@@ -364,7 +363,7 @@ def test_fields_of_variable_length_are_exported_and_served(directory, combiner, 
             ways += by_onnx(each) if by_onnx else []
             ways += [found for other in predictors for found in other.run(each).outputs.values()]
             for found in ways:
-                np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+                assert difference_of(found, expected) <= TOLERANCE
         for wrong in ({"tags.lengths": np.array([2, 0, 1, 9])}, {"lengths": np.array([3, 3, 1, 4])}):
             with pytest.raises(ValueError, match=repr(next(iter(wrong)))):
                 predictor.run({**feed, **wrong})
@@ -375,9 +374,8 @@ def test_ids_computed_from_rows_are_exported(directory):
     assert not read_model(directory_at("serve")).is_split
     exported(directory)
     feed = feed_of(chained, 16, np.random.default_rng(4))
-    np.testing.assert_allclose(
-        predict(directory / "out" / "model", feed)[0], evaluated(executor, prediction, feed), rtol=1e-6
-    )
+    (found,) = predict(directory / "out" / "model", feed)
+    assert difference_of(found, evaluated(executor, prediction, feed)) <= TOLERANCE
 
 
 def zoo_logits(name, batch):
@@ -425,8 +423,7 @@ def test_every_model_of_the_zoo_is_exported_and_served(directory, name, is_minim
             ways += by_onnx(feed) if by_onnx else []
             inputs = {each.name: feed[each.name] for each in read_model(directory_at("serve")).feeds}
             for found in (*ways, *predictor.run(inputs).outputs.values()):
-                assert found.shape == expected.shape
-                np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+                assert difference_of(found, expected) <= TOLERANCE
     fed = {(each.feed, each.padding_idx) for each in read_model(directory_at("serve")).lookups if each.feed}
     if name == "deepfm":  # two tables that were trained with the same ids
         assert searches_and_ids_of(directory) == (len(fed), ["deepfm.w@ids"])
@@ -471,7 +468,7 @@ def test_dense_values_are_those_of_the_snapshot(directory):
     feed = feed_of(shared, 16, np.random.default_rng(6))
     expected = evaluated(executor, prediction, feed)
     exported(directory)
-    np.testing.assert_allclose(predict(directory / "out" / "model", feed)[0], expected, rtol=1e-6, atol=1e-6)
+    assert difference_of(predict(directory / "out" / "model", feed)[0], expected) <= TOLERANCE
 
 
 @pytest.mark.usefixtures("unchecked")

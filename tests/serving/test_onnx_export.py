@@ -15,6 +15,7 @@ from fleet_sparse.errors import FleetSparseError, PlanError
 from fleet_sparse.serving.exported_rows import RowChoice
 from fleet_sparse.serving.model import read_model
 from fleet_sparse.serving.paddle_network import save_network
+from fleet_sparse.serving.self_check import TOLERANCE, difference_of
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.reader import open_content
 from support.onnx_extra import needs_onnx
@@ -80,7 +81,7 @@ def test_an_onnx_model_predicts_as_the_job(directory, program):
         feed = {name: rng.choice(IDS, (size, 1)).repeat(3, 1) for name in "ab"}
         (expected,) = executor.run(evaluation, feed=feed, fetch_list=[prediction])
         (found,) = run_onnx(directory / "out" / "model.onnx", feed)
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+        assert difference_of(found, expected) <= TOLERANCE
 
 
 def test_ids_computed_from_rows_are_refused(directory):

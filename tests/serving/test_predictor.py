@@ -19,6 +19,7 @@ from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.serving import Predictor
 from fleet_sparse.serving.model import read_model
 from fleet_sparse.serving.pserver_reader import PserverReader
+from fleet_sparse.serving.self_check import TOLERANCE, difference_of
 from fleet_sparse.serving.series_reader import SeriesReader
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
@@ -292,7 +293,7 @@ def test_onnxruntime_predicts_the_same_in_every_version(published):
             for feed in published.feeds:
                 (found,) = predictor.run(feed).outputs.values()
                 (wanted,) = expected.run(feed).outputs.values()
-                np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+                assert difference_of(found, wanted) <= TOLERANCE
             version = published.publish()
             wait_for(predictor, version)
             wait_for(expected, version)
@@ -310,7 +311,7 @@ def test_onnxruntime_predicts_in_dynamic_mode_too(published):
         assert paddle.in_dynamic_mode()
     finally:
         paddle.enable_static()
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    assert difference_of(found, expected) <= TOLERANCE
 
 
 class LosingChannel:
