@@ -49,6 +49,8 @@ class Fault(NamedTuple):
     """Seconds for which it lasts; 0 where it is an instant."""
     quiet_s: float
     """Seconds until it begins, once all workers train."""
+    seed: int = 0
+    """Seed of all else that it chooses."""
 
 
 def faults(seed: int, kinds: Sequence[FaultKind], num_targets: int) -> Iterator[Fault]:
@@ -63,4 +65,5 @@ def faults(seed: int, kinds: Sequence[FaultKind], num_targets: int) -> Iterator[
     while True:
         kind = rng.choice(kinds)
         low_s, high_s = _LASTS_S.get(kind, (0.0, 0.0))
-        yield Fault(kind, rng.randrange(num_targets), rng.uniform(low_s, high_s), rng.uniform(*_QUIET_S))
+        target, lasts_s, quiet_s = rng.randrange(num_targets), rng.uniform(low_s, high_s), rng.uniform(*_QUIET_S)
+        yield Fault(kind, target, lasts_s, quiet_s, rng.getrandbits(32))

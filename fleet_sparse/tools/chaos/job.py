@@ -6,6 +6,7 @@ What reads logs is imported where it is used: `--help` of the command waits for 
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -193,14 +194,14 @@ class ChaosJob:
             case FaultKind.disk:
                 self._fill_disk(fault)
             case FaultKind.power | FaultKind.torn:
-                from .power_cut import cut, tear
+                from .power_cut import cut_power, tear
 
                 with self._dead(fault.target) as segment:
                     if fault.kind is FaultKind.torn:
                         tear(segment)
                     else:
-                        share = 1.0 if self._syncs_acks else 0.5
-                        self.num_cut_records += cut(segment, self._num_synced_bytes(segment), share)
+                        chance = random.Random(fault.seed)
+                        self.num_cut_records += cut_power(segment, self._num_synced_bytes(segment), chance)
 
     def _fill_disk(self, fault: Fault) -> None:
         num_starts = self._num_starts(fault.target)

@@ -1,13 +1,16 @@
-"""Logs as the power cut of a machine leaves them: records that were written and not synced are gone."""
+"""Logs as the power cut of a machine leaves them: pages that were written and not synced are there or not."""
 
 from __future__ import annotations
 
-import os
+import random
 from pathlib import Path
 
 from fleet_sparse.pserver.log.log_directory import read_header
 from fleet_sparse.pserver.log.log_format import HEADER_BYTES, is_segment, record_ends
 
+_PAGE_BYTES = 4096
+_KEPT_SHARES = (0.0, 0.5)
+"""Shares of the pages that reached the disk without a sync."""
 _TORN_BYTES = 100
 
 
@@ -33,22 +36,30 @@ def unsynced_records(segment: Path, num_synced_bytes: int) -> list[int]:
     return [end - head.end for head, end in records if end > num_synced_bytes]
 
 
-def cut(segment: Path, num_synced_bytes: int, share: float) -> int:
-    """Cuts the newer part of the records that were not synced off a segment that nobody writes to.
+def cut_power(segment: Path, num_synced_bytes: int, chance: random.Random) -> int:
+    """Makes zeros of pages that were not synced, all or any of them, in a segment that nobody writes to.
 
     Args:
         segment: The newest segment of a log.
         num_synced_bytes: Bytes of it that a sync has covered.
-        share: Share of the other records to cut, rounded up.
+        chance: Chooses the pages.
 
     Returns:
-        Number of records that it lost.
+        Number of records that it lost: from the first one on of which a page is gone.
     """
-    unsynced = unsynced_records(segment, num_synced_bytes)
-    lost = unsynced[int(len(unsynced) * (1 - share)) :]
-    if lost:
-        os.truncate(segment, lost[0])
-    return len(lost)
+    ends = [end for _, end in record_ends(memoryview(segment.read_bytes()))]
+    kept_share = chance.choice(_KEPT_SHARES)
+    first_lost: int | None = None
+    with segment.open("r+b") as file:
+        begin = num_synced_bytes
+        while ends and begin < ends[-1]:
+            end = (begin // _PAGE_BYTES + 1) * _PAGE_BYTES
+            if chance.random() >= kept_share:
+                file.seek(begin)
+                file.write(bytes(min(end, ends[-1]) - begin))
+                first_lost = begin if first_lost is None else first_lost
+            begin = end
+    return 0 if first_lost is None else sum(end > first_lost for end in ends)
 
 
 def tear(segment: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.pserver.log.log_format import record_ends
 from fleet_sparse.tools.chaos import sync_trace
-from fleet_sparse.tools.chaos.power_cut import cut, last_segment, tear, unsynced_records
+from fleet_sparse.tools.chaos.power_cut import cut_power, last_segment, tear, unsynced_records
 from support.logs import close, logged_shard
 from support.pservers import logged_pserver
 from support.shards import FrameClient, ids_of, push
@@ -39,30 +42,56 @@ def row_of(directory: Path) -> float:
         close(shard)
 
 
-def test_half_of_the_records_that_were_not_synced_are_lost(directory: Path) -> None:
+class Chance(random.Random):
+    """Keeps the pages that a list says, and then none."""
+
+    def __init__(self, *keeps: bool) -> None:
+        super().__init__(0)
+        self._keeps = list(keeps)
+
+    def choice(self, seq: Any) -> Any:
+        return 0.5
+
+    def random(self) -> float:
+        return 0.0 if self._keeps and self._keeps.pop(0) else 1.0
+
+
+def test_all_pages_that_were_not_synced_are_lost(directory: Path) -> None:
     segment = last_segment(directory, 0)
     *_, fourth, _, _, _, _ = unsynced_records(segment, 0)
     assert len(unsynced_records(segment, fourth)) == 5
-    assert cut(segment, fourth, 0.5) == 3
-    assert row_of(directory) == 5.0
+    assert cut_power(segment, fourth, Chance()) == 5
+    assert row_of(directory) == 3.0
 
 
-def test_all_records_that_were_not_synced_are_lost(directory: Path) -> None:
+def test_records_behind_a_lost_page_are_lost(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", TABLE, segment_bytes=1 << 20)
+    client = FrameClient(shard)
+    for number in range(8):  # records of 4000 bytes and more
+        client.push(push(TABLE, ids_of(1, *range(10, 250)), np.full((241, 2), -1.0, np.float32)))
+        if number == 1:
+            num_synced_bytes = newest_end(tmp_path)
+    close(shard)
+    lost = cut_power(last_segment(tmp_path, 0), num_synced_bytes, Chance(True, True, False, True, True))
+    assert 0 < lost < 6
+    assert row_of(tmp_path) == 8.0 - lost
+
+
+def newest_end(directory: Path) -> int:
+    """The end of the newest record."""
     segment = last_segment(directory, 0)
-    *_, last = unsynced_records(segment, 0)
-    assert cut(segment, last, 1.0) == 1
-    assert row_of(directory) == 7.0
+    return max(end for _, end in record_ends(memoryview(segment.read_bytes())))
 
 
 def test_a_record_that_is_synced_in_part_is_lost(directory: Path) -> None:
     segment = last_segment(directory, 0)
     *_, last = unsynced_records(segment, 0)
-    assert cut(segment, last + 64, 1.0) == 1
+    assert cut_power(segment, last + 64, Chance()) == 1
 
 
 def test_a_log_that_is_synced_loses_nothing(directory: Path) -> None:
     segment = last_segment(directory, 0)
-    assert cut(segment, segment.stat().st_size, 1.0) == 0
+    assert cut_power(segment, segment.stat().st_size, Chance()) == 0
     assert row_of(directory) == 8.0
 
 
@@ -95,7 +124,7 @@ def test_a_power_cut_shows_acks_that_came_before_their_sync(tmp_path: Path, dura
             assert client.push(push(TABLE, ids_of(1), -np.ones((1, 2), np.float32))).error is None
         pserver.kill()
     segment = last_segment(tmp_path, 0)
-    cut(segment, sync_trace.num_synced_bytes(trace, segment), 1.0)
+    cut_power(segment, sync_trace.num_synced_bytes(trace, segment), Chance())
     with logged_pserver(tmp_path, **variables) as (_, remote):
         client = FrameClient(remote.register(TABLE, job_id="a"))
         client.seq = num_kept
