@@ -178,9 +178,10 @@ class Rpc:
 
     While nobody listens a call with a timeout is repeated for `patience_s`, by default its own `patience_s`. Those
     seconds begin again if it then waited at a pserver for longer than a connect takes: a pserver may die several times
-    during a long call. A call without an answer ends after its timeout, which begins again with each attempt. Both
-    raise `ShardUnavailable`. Any call may be repeated: the next process of a pserver with a log knows what the one
-    before has done. One without a log lacks it, and carries it out again.
+    during a long call. A call without an answer ends after its timeout, which begins again with each attempt, but at
+    the latest after timeout and patience in sum. Both raise `ShardUnavailable`. Any call may be repeated: the next
+    process of a pserver with a log knows what the one before has done. One without a log lacks it, and carries it out
+    again.
 
     Args:
         transport: Carries the calls.
@@ -299,6 +300,7 @@ class Rpc:
         """
         patience_s = self.patience_s if patience_s is None else patience_s
         begun_at = attempted_at = time.monotonic()
+        deadline = begun_at + timeout_s + patience_s
         unreachable_since: float | None = None
         while True:
             try:
@@ -312,11 +314,12 @@ class Rpc:
                     unreachable_since = now
                     if patience_s > 0:
                         logger.info("%s is not up yet, waiting for up to %g s", self.where(shard), patience_s)
-                if now >= unreachable_since + patience_s or self.closed.wait(RETRY_S):
+                if now >= min(unreachable_since + patience_s, deadline) or self.closed.wait(RETRY_S):
                     text = f"not reached in {now - unreachable_since:.1f} s"
                     raise self._unavailable(shard, what or method, text, error) from error
             attempted_at = time.monotonic()
-            pending = self._transport.start(shard, method, request, timeout_s)
+            left_s = max(deadline - attempted_at, RETRY_S)
+            pending = self._transport.start(shard, method, request, min(timeout_s, left_s))
 
     def _unavailable(self, shard: int, what: str, text: str, error: Exception) -> ShardUnavailable:
         return ShardUnavailable(

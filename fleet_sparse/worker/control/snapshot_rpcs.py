@@ -137,7 +137,8 @@ class SnapshotRpcs:
             return []
         request = messages.EndSaveRequest(save_id=save_id, committed=committed, checksum=checksum)
         patience_s = self._rpc.patience_s if committed else self._settings.retry_s
-        timeout_s = max(self._settings.deadline_s, patience_s)
+        # A pserver whose log has no room for the end of a day answers after `failover_s`.
+        timeout_s = self._settings.deadline_s + (self._settings.failover_s if committed else 0.0)
         errors = []
         for shard, reply in enumerate(self._rpc.try_all("EndSave", request, timeout_s, patience_s=patience_s)):
             if isinstance(reply, FleetSparseError):

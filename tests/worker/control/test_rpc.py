@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -165,11 +165,11 @@ class DyingPserver:
 
 @pytest.mark.parametrize(
     ("waits_s", "is_answered"),
-    [((100.0, 400.0), True), ((100.0, 400.0, 1500.0), True), ((100.0, *[20.0] * 20), False)],
-    ids=["second death", "third death", "nobody listens"],
+    [((100.0, 400.0), True), ((100.0, 400.0, 1500.0), True), ((100.0, *[20.0] * 20), False), ([100.0] * 22, False)],
+    ids=["second death", "third death", "nobody listens", "deaths without end"],
 )
 def test_patience_begins_again_with_each_death_in_one_call(
-    monkeypatch: pytest.MonkeyPatch, waits_s: tuple[float, ...], *, is_answered: bool
+    monkeypatch: pytest.MonkeyPatch, waits_s: Sequence[float], *, is_answered: bool
 ) -> None:
     pserver = DyingPserver(*waits_s)
     monkeypatch.setattr(rpc, "time", SimpleNamespace(monotonic=lambda: pserver.now))
