@@ -20,7 +20,7 @@ ROLE_READER: Role
 ROLE_TOOL: Role
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("protocol_version", "worker_index", "num_workers", "client_id", "client_epoch", "table_specs", "mode", "role", "job_id", "launch", "resumption", "incarnations", "is_supervised", "log_job_id")
+    __slots__ = ("protocol_version", "worker_index", "num_workers", "client_id", "client_epoch", "table_specs", "mode", "role", "job_id", "launch", "resumption", "incarnations", "is_supervised", "log_job_id", "log_has_content")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class RegisterRequest(_message.Message):
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     IS_SUPERVISED_FIELD_NUMBER: _ClassVar[int]
     LOG_JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    LOG_HAS_CONTENT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_index: int
     num_workers: int
@@ -49,7 +50,8 @@ class RegisterRequest(_message.Message):
     incarnations: _containers.RepeatedScalarFieldContainer[int]
     is_supervised: bool
     log_job_id: int
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., job_id: _Optional[int] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., incarnations: _Optional[_Iterable[int]] = ..., is_supervised: bool = ..., log_job_id: _Optional[int] = ...) -> None: ...
+    log_has_content: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., job_id: _Optional[int] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., incarnations: _Optional[_Iterable[int]] = ..., is_supervised: bool = ..., log_job_id: _Optional[int] = ..., log_has_content: bool = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("push_seq", "step", "open_barriers")
@@ -72,7 +74,7 @@ class Launch(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., machine: _Optional[str] = ..., launcher: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers", "progress", "acks_precede_durability", "pushed_step", "max_staged_bytes", "log_job_id")
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers", "progress", "acks_precede_durability", "pushed_step", "max_staged_bytes", "log_job_id", "log_has_content")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +95,7 @@ class RegisterReply(_message.Message):
     PUSHED_STEP_FIELD_NUMBER: _ClassVar[int]
     MAX_STAGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOG_JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    LOG_HAS_CONTENT_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     shard: int
     num_shards: int
@@ -113,7 +116,8 @@ class RegisterReply(_message.Message):
     pushed_step: int
     max_staged_bytes: int
     log_job_id: int
-    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ..., progress: _Optional[_Union[WorkerPosition, _Mapping]] = ..., acks_precede_durability: bool = ..., pushed_step: _Optional[int] = ..., max_staged_bytes: _Optional[int] = ..., log_job_id: _Optional[int] = ...) -> None: ...
+    log_has_content: bool
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ..., progress: _Optional[_Union[WorkerPosition, _Mapping]] = ..., acks_precede_durability: bool = ..., pushed_step: _Optional[int] = ..., max_staged_bytes: _Optional[int] = ..., log_job_id: _Optional[int] = ..., log_has_content: bool = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec", "num_rejected_ids")

@@ -42,6 +42,8 @@ class Registrant(NamedTuple):
     """True if it is started again if it dies."""
     log_job_id: int = 0
     """As of `RegisterRequest`."""
+    log_has_content: bool = False
+    """As of `RegisterRequest`."""
 
     @property
     def where(self) -> str:

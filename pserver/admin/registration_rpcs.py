@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import Mode, parse_mode
@@ -112,6 +112,7 @@ class RegistrationService:
         self._resumed = resumed
         self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
         self._joining = asyncio.Lock()
+        self._joins: dict[bytes, asyncio.Task[_JoinedShard]] = {}  # by request, those under way
         if shard.log is not None and predecessor.is_restart:
             self._continue_with_workers(shard.log.control)
 
@@ -147,6 +148,7 @@ class RegistrationService:
             _launch_of(request),
             request.is_supervised,
             request.log_job_id,
+            request.log_has_content,
         )
         await self._take_over_from(request)
         resumption = request.resumption if request.HasField("resumption") and self._predecessor.is_restart else None
@@ -162,17 +164,17 @@ class RegistrationService:
             self._membership.check_mode(registrant)
             specs = [_parse(who, text) for text in request.table_specs]
         except Exception as error:
-            joins = self._register_in_job(registrant._replace(mode=None), must_know=must_know)
-            await self._join_durably(joins)
+            joining = self._register_in_job(registrant._replace(mode=None), must_know=must_know)
+            await self._join_durably(request, joining)
             await self._refuse(registrant, error)
             raise
-        joins = self._register_in_job(registrant, must_know=must_know)
+        joining = self._register_in_job(registrant, must_know=must_know)
         self._on_job()
         if resumption is not None:
             self._membership.keep_open(resumption.open_barriers)
         self._registered.send()
         try:
-            states, pushed_step = await self._join_durably(joins, specs, resumption)
+            joined = await self._join_durably(request, joining, specs, resumption)
         except (LogFull, LogFailed, OSError):  # this worker registers again, with the next process if this one ends
             raise
         except Exception as error:
@@ -181,9 +183,9 @@ class RegistrationService:
         declared = f"{len(specs)} tables: {', '.join(spec.name for spec in specs)}" if specs else "no new tables"
         _log.info("%s of %d registered %s", who, request.num_workers, declared)
         resumed = "" if self._resumed is None else self._resumed.json_for(request.worker_index)
-        reply = self._reply(states, resumed, request.client_id)
+        reply = self._reply(joined.states, resumed, request.client_id)
         reply.is_restart |= resumption is not None
-        reply.pushed_step = pushed_step
+        reply.pushed_step, reply.log_has_content = joined.pushed_step, joined.log_has_content
         progress = self._membership.progress_of(request.worker_index)
         if progress is not None:
             reply.progress.CopyFrom(messages.WorkerPosition(worker_index=request.worker_index, **progress._asdict()))
@@ -211,25 +213,34 @@ class RegistrationService:
 
     async def _join_durably(
         self,
+        request: messages.RegisterRequest,
         joining: _Joining,
         specs: Sequence[TableSpec | DenseSpec] = (),
         resumption: messages.Resumption | None = None,
-    ) -> tuple[list[TableState], int]:
+    ) -> _JoinedShard:
         """As `_join`; returns once the log has it durably, also if the caller does not wait so long.
+
+        A request that is repeated meanwhile waits for the same.
 
         Raises:
             LogFull: The log has no room yet. The worker asks again, for `FLEET_SPARSE_FAILOVER_S`.
         """
 
-        async def join() -> tuple[list[TableState], int]:
-            async with self._joining:  # in the order of registrations
-                # for longer than the worker asks: its later calls queue behind this one
-                task, patience_s = partial(self._join, joining, specs, resumption), 2 * self._failover_s
-                joined = await self._appends.append(task, patience_s)
-            await self._appends.sync()
-            return joined
+        async def join() -> _JoinedShard:
+            try:
+                async with self._joining:  # in the order of registrations
+                    # for longer than the worker asks: its later calls queue behind this one
+                    task, patience_s = partial(self._join, joining, specs, resumption), 2 * self._failover_s
+                    joined = await self._appends.append(task, patience_s)
+                await self._appends.sync()
+                return joined
+            finally:
+                del self._joins[key]
 
-        joins = task_of(join())
+        key = request.SerializeToString(deterministic=True)
+        joins = self._joins.get(key)
+        if joins is None:
+            joins = self._joins[key] = task_of(join())
         while True:
             await asyncio.wait({joins}, timeout=self._log_answer_s)
             if joins.done():
@@ -313,13 +324,10 @@ class RegistrationService:
         joining: _Joining,
         specs: Sequence[TableSpec | DenseSpec] = (),
         resumption: messages.Resumption | None = None,
-    ) -> tuple[list[TableState], int]:
+    ) -> _JoinedShard:
         """Declares a worker's tables, and makes it a worker; without a mode if its tables are refused.
 
         After LogFull it may be called again, and does what it has not done.
-
-        Returns:
-            The states of all tables, and the newest step that the worker has pushed.
         """
         registrant, mode = joining.registrant, joining.registrant.mode
         refusal: Exception | None = None
@@ -341,9 +349,12 @@ class RegistrationService:
                 begins_job=joining.joined.begins_job and resumption is None,
             )
             joining.has_joined = True
-        if self._shard.log is not None and not joining.is_noted:
-            is_empty = not any(mark.watermark for mark in self._shard.ledger.watermarks())
-            joining.note_in(self._shard.log, mode, is_empty=is_empty)
+        log = self._shard.log
+        has_content = log is not None and (
+            log.control.has_started or any(mark.watermark for mark in self._shard.ledger.watermarks())
+        )
+        if log is not None and not joining.is_noted:
+            joining.note_in(log, mode, is_empty=not has_content)
             joining.is_noted = True
         if refusal is not None:
             raise refusal
@@ -354,7 +365,7 @@ class RegistrationService:
                 self._shard.resume_worker(registrant.worker_index, registrant.client_id, push_seq, resumption.step)
             except Refusal as error:
                 raise LogFull(str(error)) from error
-        return self._shard.states(), self._shard.pushed_step(registrant.worker_index)
+        return _JoinedShard(self._shard.states(), self._shard.pushed_step(registrant.worker_index), has_content)
 
     def _check_known(self, who: str, client_id: bytes) -> None:
         """Checks that pushes of a client that registered here before are not forgotten: they might be applied twice."""
@@ -367,6 +378,17 @@ class RegistrationService:
     def _visit(self, client_id: bytes) -> list[TableState]:
         self._shard.visit(client_id)
         return [entry.table.state._replace(spec=entry.spec.to_json()) for entry in self._shard.tables.values()]
+
+
+class _JoinedShard(NamedTuple):
+    """What a shard answers to a worker that has joined."""
+
+    states: list[TableState]
+    """States of all tables."""
+    pushed_step: int
+    """The newest step that the worker has pushed."""
+    log_has_content: bool
+    """True if the log has a push, or the opening of a barrier."""
 
 
 @dataclass(slots=True)
@@ -383,9 +405,11 @@ class _Joining:
     """True once the log has the registration."""
 
     def note_in(self, log: ShardLog, mode: Mode | None, *, is_empty: bool) -> None:
-        """Appends the registration to the log. `is_empty` is True if no push was applied."""
+        """Appends the registration to the log. `is_empty` is True if that has no content."""
         who, joined = self.registrant, self.joined
-        log_job_id = log.control.log_job_id_with(joined.job_id, who.log_job_id, is_empty=is_empty)
+        log_job_id = log.control.log_job_id_with(
+            joined.job_id, who.log_job_id, first_is_empty=not who.log_has_content, is_empty=is_empty
+        )
         log.note(
             RegisteredWorker(
                 who.worker_index,

@@ -138,8 +138,8 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         num_loads: Number of loads into the running job.
         newest_load: Id of the newest of them; empty before the first.
         shrink: The newest shrink; None before the first.
-        log_job_id: Id of the job with which the log begins: the first one that has started. All shards of a job have
-            the same, also if later jobs continue with their rows. 0 before the first registration.
+        log_job_id: Id of the job with which the log begins. All shards of a job have the same, also if later jobs
+            continue with their rows. 0 before the first registration.
         has_started: True once a barrier has opened: the workers of a job had registered with all shards.
         save: The newest save that was cut, unless it has failed; None before the first.
         lineages: The job's snapshots, by series.
@@ -209,19 +209,23 @@ class ControlState(msgspec.Struct, forbid_unknown_fields=True):
         self.workers[change.worker] = change
         self.log_job_id = change.log_job_id
 
-    def log_job_id_with(self, job_id: int, of_first_shard: int, *, is_empty: bool) -> int:
+    def log_job_id_with(self, job_id: int, of_first_shard: int, *, first_is_empty: bool, is_empty: bool) -> int:
         """Returns the `log_job_id` once a worker has registered.
 
-        A job that did not get beyond its registrations may have reached only some of the shards: the next one takes its
-        place on all of them.
+        Workers register with shard 0 first. A job that did not get beyond that has no content anywhere: other shards
+        then follow shard 0.
 
         Args:
             job_id: Id of the worker's job.
-            of_first_shard: The `log_job_id` of shard 0; 0 for shard 0 itself.
-            is_empty: True if the shard has no push.
+            of_first_shard: The `log_job_id` of shard 0; 0 for shard 0 itself, and if that has no log.
+            first_is_empty: True if the log of shard 0 has no content.
+            is_empty: True if the log of this shard has none.
         """
-        has_job = not is_empty or self.has_started or of_first_shard not in (0, job_id)
-        return self.log_job_id if self.log_job_id and has_job else job_id
+        if not of_first_shard:
+            return self.log_job_id or job_id
+        if self.log_job_id and not (is_empty and first_is_empty):
+            return self.log_job_id
+        return of_first_shard if first_is_empty else job_id
 
     def _is_same_alone(self, change: RegisteredWorker) -> bool:
         """Returns whether a process takes the place of the only worker of its launch, as of `Membership.register`."""

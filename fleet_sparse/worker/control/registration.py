@@ -131,7 +131,8 @@ class Registrar:
         timeout_s = self._settings.deadline_s if self.registrations else self._settings.connect_s
         patience_s = timeout_s if patience_s is None else patience_s
         (first,) = self._answers(request, timeout_s, patience_s, [0])
-        request.job_id, request.log_job_id = first.job_id, first.log_job_id
+        request.job_id = first.job_id
+        request.log_job_id, request.log_has_content = first.log_job_id, first.log_has_content
         others = self._answers(request, timeout_s, patience_s, range(1, self._rpc.num_shards))
         registrations = [_registration_of(reply) for reply in (first, *others)]
         self.can_fail_over = all(each.is_supervised and (each.has_log or not self.is_sync) for each in registrations)

@@ -50,7 +50,7 @@ class Pservers:
             reply = self.held[shard].call(request)
             request.job_id = reply.job_id
             if shard == 0:
-                request.log_job_id = reply.log_job_id
+                request.log_job_id, request.log_has_content = reply.log_job_id, reply.log_has_content
             answers.append(reply.log_job_id)
         return answers
 
@@ -111,10 +111,11 @@ def test_a_job_that_reached_one_pserver_only_does_not_count(pservers: Pservers) 
     pservers.close()
 
 
-def test_a_job_that_passed_no_barrier_does_not_count(pservers: Pservers) -> None:
+@pytest.mark.parametrize("pushed_to", [(), (0,), (1,)])
+def test_a_job_that_passed_no_barrier_counts_everywhere(pservers: Pservers, pushed_to: tuple[int, ...]) -> None:
     first = pservers.register()
-    pservers.restart()
-    second = pservers.register()
-    assert second == [second[0]] * 2
-    assert second != first
+    pservers.push(*pushed_to)
+    for _ in range(2):
+        pservers.restart()
+        assert pservers.register() == first
     pservers.close()

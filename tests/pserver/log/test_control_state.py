@@ -16,6 +16,8 @@ from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress
+from fleet_sparse.pserver.log.log_format import Kind
+from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.log.shard_log import ShardLog
 from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.wire import control_pb2 as messages
@@ -187,6 +189,21 @@ async def test_registration_without_room_is_answered_and_repeated(
     await held.start(second)
     await meet(held, barrier(0), barrier(1))
     assert [each.job_id for each in held.shard.log.control.workers.values()] == [job_id] * 2
+
+
+@in_loop
+async def test_repeated_registration_is_in_the_log_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.registration_rpcs.LOG_ANSWER_S", 0.02)
+    held = control_of(logged_shard(tmp_path / "log"))
+    assert held.shard.log is not None
+    failures = full_times(monkeypatch, held.shard.log, "join", 1_000_000)
+    for _ in range(3):
+        with pytest.raises(LogFull):
+            await held.start(worker(0))
+    failures.clear()
+    await held.start(worker(0))
+    kinds = [record.head.kind for record in LogReader(held.shard.log.writer.directory).records()]
+    assert (kinds.count(Kind.JOIN), kinds.count(Kind.REGISTER)) == (1, 1)
 
 
 @in_loop
