@@ -127,12 +127,12 @@ def restart(options: argparse.Namespace, rng: np.random.Generator, root: Path) -
     write_checkpoint(before.shard)
     log = before.shard.log
     assert log is not None, "it has one"
-    begun_at = log.writer.num_bytes
-    while log.writer.num_bytes - begun_at < options.megabytes << 20:
+    begun_at = log.writer.size.num_bytes
+    while log.writer.size.num_bytes - begun_at < options.megabytes << 20:
         some = rng.choice(options.rows, min(options.batch, options.rows), replace=False)
         before.push(some, rng.standard_normal((len(some), DIM), np.float32))
     sample = rng.choice(options.rows, min(NUM_SAMPLES, options.rows), replace=False)
-    expected, num_bytes = before.rows(sample), log.writer.num_bytes - begun_at
+    expected, num_bytes = before.rows(sample), log.writer.size.num_bytes - begun_at
     before.close()
     begun_s = time.perf_counter()
     after = Trainer("log", root / "restart")

@@ -31,12 +31,12 @@ class CheckpointLink:
         below: The newest checkpoint; None before the first. If the save is a delta, its base.
 
     Attributes:
-        num_bytes: Bytes of the log before the cut.
+        size: Size of the log before the cut.
     """
 
     def __init__(self, shard: Shard, save: Save, source: LocalDirectory, below: Checkpoint | None) -> None:
         assert shard.log is not None, "the caller has a log"
-        self.num_bytes = 0
+        self.size = shard.log.writer.size
         self._shard = shard
         self._log: ShardLog = shard.log
         self._save = save
@@ -58,7 +58,7 @@ class CheckpointLink:
         if not self._save.cut(clients):
             return False
         try:
-            self.num_bytes = self._log.writer.num_bytes
+            self.size = self._log.writer.size
             self._first_lsn = self._shard.begin_checkpoint()
         except (LogFull, OSError) as error:
             _log.warning("save %s: does not become the checkpoint: %s", self._save.save_id, error)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fleet_sparse.snapshot.directory import Directory
 
 from ..engine.shard import Shard
+from ..log.log_writer import EMPTY_LOG, LogSize
 from ..log.shard_log import ShardLog
 from ..tables.table import Post
 from .background import in_thread, task_of
@@ -25,6 +26,10 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
+_MANY_RECORDS = 20_000
+"""A checkpoint is due after so many records, however small: a start replays them in less than a second."""
+_RESTS = 20
+"""Checkpoints that are due for their number of records only follow each other after so many times what one takes."""
 _OVERDUE = 2
 """A checkpoint has priority over a save once the log has grown by so many times what makes one due."""
 
@@ -60,8 +65,8 @@ class Checkpoints:
         self._post = post
         self._on_data_thread = on_data_thread
         self._max_bytes = max_bytes
-        self._num_bytes_before = 0  # of the log, when the newest checkpoint was cut
-        self._is_due = False
+        self._size_before = EMPTY_LOG  # of the log, when the newest checkpoint was cut
+        self._rests_until = -math.inf  # if only many records make the next one due
         self._clock = clock
         self._pause_s = _FIRST_PAUSE_S  # after the next one that fails
         self._paused_until = -math.inf
@@ -70,16 +75,14 @@ class Checkpoints:
         self._running: _Running | None = None
 
     def begin_if_due(self) -> None:
-        """Begins a checkpoint if the log has grown enough, and none is under way or has just failed."""
+        """Begins a checkpoint if the log has grown enough or has a load, and none is under way or has just failed."""
         log = self._shard.log
         if log is None or self._running is not None or self._num_holds or self._clock() < self._paused_until:
             return
-        if self._is_due or self._num_bytes(log) >= self._max_bytes:
+        size = self._size(log)
+        has_many = size.num_records >= _MANY_RECORDS and self._clock() >= self._rests_until
+        if log.has_loads or size.num_bytes >= self._max_bytes or has_many:
             self._begin()
-
-    def note_load(self) -> None:
-        """A snapshot was loaded: a checkpoint is due, so that its file is not needed twice."""
-        self._is_due = True
 
     async def give_up(self) -> None:
         """Returns when no checkpoint is under way."""
@@ -96,7 +99,7 @@ class Checkpoints:
     async def wait_if_overdue(self, save: Save, source: Directory) -> None:
         """Returns when no checkpoint is overdue, or one has just failed; at once for a save that becomes one."""
         log = self._shard.log
-        if log is None or self._num_holds or self._num_bytes(log) < _OVERDUE * self._max_bytes:
+        if log is None or self._num_holds or self._size(log).num_bytes < _OVERDUE * self._max_bytes:
             return
         if self._links and await self.link_of(save, source) is not None:
             return
@@ -118,7 +121,7 @@ class Checkpoints:
             return
         self._links = await in_thread(link.adopt, committed_as)
         if self._links:
-            self._num_bytes_before, self._is_due, self._pause_s = link.num_bytes, False, _FIRST_PAUSE_S
+            self._note_durable(link.size)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -136,9 +139,15 @@ class Checkpoints:
         if running is not None:
             running.save.give_up()
 
-    def _num_bytes(self, log: ShardLog) -> int:
-        """Returns the bytes of the log since the newest checkpoint."""
-        return log.writer.num_bytes - self._num_bytes_before
+    def _size(self, log: ShardLog) -> LogSize:
+        """Returns the size of the log since the newest checkpoint."""
+        return log.writer.size - self._size_before
+
+    def _note_durable(self, size: LogSize) -> None:
+        """The log begins with a new checkpoint, which was cut at that size. Since then nothing was loaded."""
+        assert self._shard.log is not None, "it has a checkpoint"
+        self._shard.log.has_loads = False
+        self._size_before, self._pause_s = size, _FIRST_PAUSE_S
 
     def _begin(self) -> _Running:
         save = Save(self._shard, "checkpoint", base=None)
@@ -150,7 +159,7 @@ class Checkpoints:
         log = self._shard.log
         assert log is not None, "checked by the caller"
         try:
-            num_bytes = log.writer.num_bytes
+            size, begun_at = log.writer.size, self._clock()
             first_lsn = await self._on_data_thread(partial(_cut, self._shard, save))
             if first_lsn is None:
                 return False
@@ -158,7 +167,9 @@ class Checkpoints:
                 await in_thread(finish_checkpoint, self._shard, save, first_lsn, self._post)
             finally:
                 await self._on_data_thread(partial(save.end, None))
-            self._num_bytes_before, self._is_due, self._pause_s = num_bytes, False, _FIRST_PAUSE_S
+            self._note_durable(size)
+            now = self._clock()
+            self._rests_until = now + _RESTS * (now - begun_at)
             _log.info("checkpoint: the log begins with record %d", first_lsn)
             return True
         except Exception as error:

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -61,8 +62,7 @@ class LoadService:
         shard: Used only by tasks on the data thread.
         on_data_thread: Runs a task in the thread that owns the shard.
         appends: Appends to the log of the shard.
-        wait_for_no_save: Returns when no save is under way, or raises if one is that does not end; its argument names
-            the operation in messages.
+        hold_saves: As `SaveService.held`.
         root: Directory or URL under which snapshots lie.
         lineages: Snapshots of the job; loaded ones are added.
         on_snapshot: Called with the name of each snapshot that replaced the whole shard.
@@ -80,7 +80,7 @@ class LoadService:
         *,
         on_data_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
         appends: LogAppends,
-        wait_for_no_save: Callable[[str], Awaitable[None]],
+        hold_saves: Callable[[str], AbstractAsyncContextManager[None]],
         root: str,
         lineages: Lineages,
         on_snapshot: Callable[[str], None],
@@ -90,7 +90,7 @@ class LoadService:
         self._shard = shard
         self._on_data_thread = on_data_thread
         self._appends = appends
-        self._wait_for_no_save = wait_for_no_save
+        self._hold_saves = hold_saves
         self._root = root
         self._lineages = lineages
         self._on_snapshot = on_snapshot
@@ -146,8 +146,6 @@ class LoadService:
 
     async def finish(self, request: messages.FinishLoadRequest) -> messages.FinishLoadReply:
         """Answers FinishLoad once the staging shard has replaced the shard, or is discarded."""
-        if request.keep and request.load_id != self._kept:
-            await self._wait_for_no_save("load")
         staged = self._staged
         if staged is not None and staged.load_id != request.load_id:
             staged = None
@@ -169,13 +167,11 @@ class LoadService:
 
     async def _swap(self, staged: _Staged, *, resumes: bool) -> None:
         try:
-            async with self._checkpoints.held():
-                await self._wait_for_no_save("load")
+            async with self._hold_saves("load"), self._checkpoints.held():
                 rows = None if staged.rows is None else await in_thread(staged.rows.adopt, staged.load_id)
                 await self._appends.append(partial(self._shard.swap_in, staged.shard, rows))
                 staged.rows = None  # it is the log's now
             await self._appends.sync()
-            self._checkpoints.note_load()
             if staged.filled is not None:
                 loaded = staged.filled.result()
                 self._lineages.add(LineageChange(loaded.series, loaded=loaded.manifest.number))

@@ -34,11 +34,11 @@ from ..log.checkpoint import (
     remove_abandoned,
     remove_superfluous,
 )
-from ..log.loaded_rows import LoadedRows, remove_staged
+from ..log.loaded_rows import LoadedRows, remove_unnamed
 from ..log.log_directory import lease_lost, locked, newest_readable_header, sync_names
 from ..log.log_format import LogIdentity, corrupt, segment_name
 from ..log.log_reader import LogReader
-from ..log.log_writer import SEGMENT_BYTES, LogWriter
+from ..log.log_writer import EMPTY_LOG, SEGMENT_BYTES, LogSize, LogWriter
 from ..log.replay import Replayed, replay
 from ..log.shard_log import ShardLog
 from .snapshot_loader import load_files
@@ -169,7 +169,7 @@ def _continue_log(
             _log.warning("%s: the last %d bytes, from %d on, are torn: cut off", torn.path, torn.num_bytes, torn.offset)
         opened.reader.cut_off()
         remove_superfluous(directory, opened.checkpoint)
-        remove_staged(directory)
+        remove_unnamed(directory, replayed.loads)
         _log.info(
             "continues from the log in %s: %d records, %d rows, in %.2f s",
             directory,
@@ -184,7 +184,7 @@ def _continue_log(
         generation=generation or newest + 1,
         newest_lsn=0 if opened is None else opened.reader.newest_lsn,
         newest_checksum=0 if opened is None else opened.reader.newest_checksum,
-        num_bytes=0 if replayed is None else replayed.num_bytes,
+        size=EMPTY_LOG if replayed is None else LogSize(replayed.num_bytes, replayed.num_records),
         sync_s=settings.log_sync_s,
         segment_bytes=segment_bytes,
     )
@@ -195,6 +195,7 @@ def _continue_log(
         failover_s=settings.failover_s,
         control=None if replayed is None else replayed.control,
         durable=shard.ledger.watermarks(),
+        has_loads=replayed is not None and bool(replayed.loads),
     )
     if opened is None or replayed is None:
         return False

@@ -7,7 +7,8 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -43,6 +44,8 @@ AWAIT_S = 600.0
 MAX_ENDED = 64
 # In sync a save is cut without positions; workers that have not reported them by this long after it have none in it.
 LATE_POSITIONS_S = 5.0
+# For so long a save that begins waits for the end of a load or a shrink, which may wait for room in the log.
+HELD_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -149,7 +152,8 @@ class SaveService:
         self._running: _Running | None = None
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
         self._committed: deque[str] = deque(maxlen=MAX_ENDED)  # of them, those after which nothing is left to do
-        self._changed = Signal()  # sent when a save begins or ends
+        self._changed = Signal()  # sent when a save begins or ends, or may begin again
+        self._holders: list[str] = []  # what keeps saves from beginning
         self._is_stopping = False
 
     @property
@@ -178,8 +182,9 @@ class SaveService:
         self._is_stopping = True
         self._changed.send()
 
-    async def wait_for_none(self, what: str) -> None:
-        """Returns when no save is under way, once one that is ending has ended.
+    @asynccontextmanager
+    async def held(self, what: str) -> AsyncIterator[None]:
+        """Keeps saves from being under way, once one that is ending has ended. One that begins waits.
 
         Raises:
             SnapshotError: One is under way and does not end; `what` cannot be done.
@@ -188,6 +193,12 @@ class SaveService:
             if running.ended is None:
                 raise SnapshotError(f"{what}: a snapshot is being written. Wait for the save to end")
             await asyncio.wait({running.ended})
+        self._holders.append(what)
+        try:
+            yield
+        finally:
+            self._holders.remove(what)
+            self._changed.send()
 
     async def plan(self, request: messages.PlanSaveRequest) -> messages.SavePlan:
         """Answers PlanSave."""
@@ -214,10 +225,21 @@ class SaveService:
         _check_position(request.position)
         self._membership.check_not_ended(f"save {request.plan.dirname!r}", request.client_id)
         self._check_not_ended(save_id)
-        while (running := self._running) is not None and running.save.save_id != save_id:
-            # A coordinator has one save at a time: it has given that one up.
-            await self._end(running, None)
-        self._check_not_ended(save_id)
+        deadline = time.monotonic() + HELD_S
+        while (running := self._running) is None or running.save.save_id != save_id:
+            if running is not None:
+                # A coordinator has one save at a time: it has given that one up, whose errors are not this one's.
+                self._begin_end(running, None)
+                assert running.ended is not None
+                await asyncio.wait({running.ended})
+            elif not self._holders:
+                break
+            elif not await self._changed.wait(deadline):
+                raise SnapshotError(
+                    f"save {request.plan.dirname!r}: shard {self._shard.shard_index} has been busy with a "
+                    f"{self._holders[0]} for {HELD_S:g} s. Save again"
+                )
+            self._check_not_ended(save_id)
         if running is None:
             base = request.plan.base.checksum if request.plan.kind == "delta" else None
             save = Save(
@@ -255,6 +277,8 @@ class SaveService:
             running.link = await self._checkpoints.link_of(running.save, self._target(running))
             cut = running.save.cut if running.link is None else running.link.cut
             running.is_cut = await self._on_data_thread(partial(cut, self._membership.client_ids()))
+            if running.is_cut and running.save.ends_day:
+                await self._appends.sync()  # the end of the day needs the record of the cut
         except BaseException:
             if running.ended is None:
                 self._forget(running)
@@ -394,7 +418,9 @@ class SaveService:
 
     async def _complete(self, save_id: str) -> None:
         """Completes the end of a committed save that the process before had cut, or whose day found no room to end."""
-        if not await self._appends.append(partial(self._end_day, save_id)):
+        async with self._checkpoints.held():
+            is_known = await self._appends.append(partial(self._end_day, save_id))
+        if not is_known:
             raise SnapshotError(
                 f"save {save_id}: shard {self._shard.shard_index} does not know it: it was started again "
                 "without a log, or gave the save up. The snapshot is complete"

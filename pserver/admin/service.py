@@ -138,16 +138,14 @@ class ControlService:
             shard,
             on_data_thread=self._on_data_thread,
             appends=appends,
-            wait_for_no_save=self._saves.wait_for_none,
+            hold_saves=self._saves.held,
             root=settings.root,
             lineages=lineages,
             on_snapshot=on_snapshot,
             checkpoints=self._checkpoints,
             on_resumed=self._resume,
         )
-        shrinks = ShrinkService(
-            shard, appends=appends, wait_for_no_save=self._saves.wait_for_none, checkpoints=self._checkpoints
-        )
+        shrinks = ShrinkService(shard, appends=appends, hold_saves=self._saves.held, checkpoints=self._checkpoints)
         self._departed = Signal()  # sent when a connection of a worker ends, or workers are lost
         registered = Signal()
         self._barriers = BarrierService(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from fleet_sparse.core.criteria import Criterion
@@ -27,7 +28,7 @@ class ShrinkService:
     Args:
         shard: Used only by tasks on the data thread.
         appends: Appends to the log of the shard.
-        wait_for_no_save: As of `LoadService`.
+        hold_saves: As `SaveService.held`.
         checkpoints: Checkpoints of the log.
 
     Attributes:
@@ -39,12 +40,12 @@ class ShrinkService:
         shard: Shard,
         *,
         appends: LogAppends,
-        wait_for_no_save: Callable[[str], Awaitable[None]],
+        hold_saves: Callable[[str], AbstractAsyncContextManager[None]],
         checkpoints: Checkpoints,
     ) -> None:
         self._shard = shard
         self._appends = appends
-        self._wait_for_no_save = wait_for_no_save
+        self._hold_saves = hold_saves
         self._checkpoints = checkpoints
         self._done_before = None if shard.log is None else shard.log.control.shrink  # by the process before
         self._newest: tuple[str, asyncio.Task[messages.ShrinkReply]] | None = None  # with its id
@@ -62,9 +63,8 @@ class ShrinkService:
         return await asyncio.shield(self._newest[1])
 
     async def _carry_out(self, request: messages.ShrinkRequest) -> messages.ShrinkReply:
-        await self._wait_for_no_save("shrink")
-        begun_at = time.monotonic()
-        async with self._checkpoints.held():
+        async with self._hold_saves("shrink"), self._checkpoints.held():
+            begun_at = time.monotonic()
             found = await self._appends.append(partial(self._shrink, request))
         if not request.dry_run:
             self.num_done += 1

@@ -130,7 +130,8 @@ class Shard:
         self.log: ShardLog | None = None
         self.fault = ""
         self.deferred_replies: list[DeferredReply] = []
-        self._waiting_for_room: dict[bytes, Header] = {}  # newest push of each client that waits for room in the log
+        # The newest push of each client that waits for room in the log, and the bytes that it needs.
+        self._waiting_for_room: dict[bytes, tuple[Header, int]] = {}
 
     # Tables
 
@@ -143,13 +144,23 @@ class Shard:
             spec: A table or dense array.
             declared_by: `worker 1`, for the message if another process declares another spec.
             is_loaded: The spec is that of a snapshot.
+
+        Raises:
+            TableMismatch, PlanError: As `TableMap.declare`.
+            LogFull: The disk of the log has no room. Nothing changed.
         """
+        self.tables.check([spec], declared_by, is_loaded=is_loaded)
         known = self.tables.get(spec.table_id)
         before = None if known is None else known.spec
         is_new = known is None or spec.schema_hash not in known.schema_hashes or (known.is_loaded and not is_loaded)
-        entry = self.tables.declare(spec, declared_by, is_loaded=is_loaded)
         if is_new and self.log is not None:
             self.log.add_table(spec, declared_by, is_loaded=is_loaded)
+        try:
+            entry = self.tables.declare(spec, declared_by, is_loaded=is_loaded)
+        except BaseException as error:
+            if is_new and self.log is not None:
+                self._void(self.log, error)
+            raise
         if isinstance(before, TableSpec) and isinstance(entry.spec, TableSpec) and before.entry != entry.spec.entry:
             self.base = None  # files of one chain have the same specs
         return entry
@@ -334,10 +345,12 @@ class Shard:
         if verdict is Verdict.GAP:
             raise self._gap_before(header)
         is_new_push = verdict is Verdict.NEW
-        if is_new_push and self.log is not None and header.op in _GROWS and not self._has_room(self.log, blocks):
-            self.log.check_waits()
-            self._waiting_for_room[client_id] = header
-            return Reply(Op.WAIT, [], self.acked_push(header), self.complete_step)
+        if is_new_push and self.log is not None and header.op in _GROWS:
+            record_bytes = self._most_record_bytes(self.log, blocks)
+            if not self.log.has_room(record_bytes):
+                self.log.check_waits(record_bytes)
+                self._waiting_for_room[client_id] = header, record_bytes
+                return Reply(Op.WAIT, [], self.acked_push(header), self.complete_step)
         try:
             pulls = find_pulls(
                 self.tables,
@@ -403,7 +416,7 @@ class Shard:
             or (client_id not in self._jobs.pushing and not self._jobs.admits(client_id, Op.PUSH))
             or self.ledger.judge_push(client_id, header.push_seq) is not Verdict.NEW
             or self.ledger.has_staged(client_id)
-            or (self.log is not None and not self.log.has_room(frame.column_bytes, frame.num_blocks))
+            or (self.log is not None and not _has_room_for(self.log, frame))
         ):
             return None
         push = self.plain_frames.check_push(frame, client_id)
@@ -418,13 +431,13 @@ class Shard:
         self.counters.num_pushed_rows += self.commit([watermark], [push])
         return Reply(Op.ACK, [], header.push_seq, 0)
 
-    def _has_room(self, log: ShardLog, blocks: Sequence[Block]) -> bool:
-        """Returns whether the log has room for the record of a push, or of the step that it completes."""
+    def _most_record_bytes(self, log: ShardLog, blocks: Sequence[Block]) -> int:
+        """Returns a bound for the bytes of the record of a push, or of the step that it completes."""
         job = self._jobs.current
         column_bytes, num_blocks = sum(map(_column_bytes, blocks)), len(blocks)
         if job is None or not job.is_sync:
-            return log.has_room(column_bytes, num_blocks)
-        return log.has_room(column_bytes + job.staged_bytes, num_blocks + job.num_staged, job.num_workers)
+            return log.most_record_bytes(column_bytes, num_blocks)
+        return log.most_record_bytes(column_bytes + job.staged_bytes, num_blocks + job.num_staged, job.num_workers)
 
     def commits_at_once(self) -> bool:
         """Returns whether the push of a step is a step of its own, whose scales are weights without an effect."""
@@ -481,6 +494,8 @@ class Shard:
                 for name in names
             ]
             self._commit_alone(shrinks)
+            if self.log is not None:
+                self.log.note_shrink(shrink_id, found)
             for shrink in shrinks:
                 if self.job is not None and any(each.num_removed for each in shrink.found.removals):
                     self.job.early_pulls.mark_all(shrink.table_id)
@@ -498,6 +513,8 @@ class Shard:
         """
         if table_ids:
             self._commit_alone([DayEnd(table_id, save_id) for table_id in table_ids])
+            if self.log is not None:
+                self.log.note_day_end(save_id)
 
     def _commit_alone(self, mutations: Sequence[Mutation]) -> None:
         """Commits what no push stands for.
@@ -557,12 +574,12 @@ class Shard:
         return num_rows
 
     def _void(self, log: ShardLog, reason: BaseException) -> None:
-        """Makes the record of a commit void that failed. Without that nothing may follow it in the log."""
+        """Makes the record of a change void that failed. Without that nothing may follow it in the log."""
         try:
             log.void()
         except Exception as error:
             self.fault = (
-                f"a push failed ({type(reason).__name__}: {reason}), and the log cannot say so ({error}). Start the "
+                f"a change failed ({type(reason).__name__}: {reason}), and the log cannot say so ({error}). Start the "
                 "pserver again"
             )
 
@@ -615,10 +632,12 @@ class Shard:
 
     def end_waits_for_room(self) -> None:
         """Has clients send the pushes again that waited for room in the log, if there is some."""
-        if self.log is None or self.log.is_full or not self._waiting_for_room:
+        if self.log is None or not self._waiting_for_room:
             return
-        waiting, self._waiting_for_room = self._waiting_for_room, {}
-        for header in waiting.values():
+        for client_id, (header, record_bytes) in [*self._waiting_for_room.items()]:
+            if not self.log.has_room(record_bytes):
+                continue
+            del self._waiting_for_room[client_id]
             expected = self.ledger.newest(header.client_id) + 1
             again = Refusal(ErrorCode.GAP, f"header: the log has room again, send push {expected} again", expected)
             self.deferred_replies.append(DeferredReply(header, again))
@@ -723,6 +742,10 @@ class Shard:
             except Exception as error:
                 outcome = error
             self.deferred_replies.append(DeferredReply(header, outcome))
+
+
+def _has_room_for(log: ShardLog, frame: PlainFrame) -> bool:
+    return log.has_room(log.most_record_bytes(frame.column_bytes, frame.num_blocks))
 
 
 def _column_bytes(block: Block) -> int:

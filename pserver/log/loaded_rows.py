@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
+from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
@@ -59,10 +60,10 @@ def loaded_name(lsn: int) -> str:
     return f"{_LOAD}{lsn}-{secrets.token_hex(8)}"
 
 
-def remove_staged(directory: Path) -> None:
-    """Removes the files of loads that were not done, as far as the system allows; no load is under way."""
+def remove_unnamed(directory: Path, named: Container[str]) -> None:
+    """Removes the files of loads that no LOAD names, as far as the system allows; no load is under way."""
     for path in list(directory.iterdir()):
-        if path.name.startswith(_STAGED):
+        if path.name.startswith((_STAGED, _LOAD)) and path.name not in named:
             shutil.rmtree(path, ignore_errors=True)
 
 

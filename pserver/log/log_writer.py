@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from fleet_sparse.errors import LeaseLost, LogFailed, LogFull
 from fleet_sparse.wire.frame_format import Buffer
@@ -36,6 +37,20 @@ _LAST_SHARE = 16
 """A segment is synced when this part of it is left, so that the sync before the next one has little to write."""
 
 
+class LogSize(NamedTuple):
+    """Records of a log."""
+
+    num_bytes: int
+    num_records: int
+
+    def __sub__(self, other: LogSize) -> LogSize:
+        """Returns what has come since another size of the log."""
+        return LogSize(self.num_bytes - other.num_bytes, self.num_records - other.num_records)
+
+
+EMPTY_LOG = LogSize(0, 0)
+
+
 class LogWriter:
     """Writes one log. `append` and `begin_segment` belong to one thread, all else to any.
 
@@ -49,7 +64,7 @@ class LogWriter:
         generation: Number of this start of the pserver; larger than those of all segments.
         newest_lsn: Lsn of the newest record in the directory; 0 if there is none.
         newest_checksum: Its checksum.
-        num_bytes: Bytes of the records in the directory, from the checkpoint on.
+        size: Records in the directory, from the checkpoint on.
         sync_s: Seconds between two syncs.
         segment_bytes: Length of a segment.
 
@@ -57,9 +72,8 @@ class LogWriter:
         directory: As given.
         newest_lsn: Lsn of the newest record.
         durable_lsn: Lsn of the newest record that is known to be durable.
-        num_bytes: Bytes of the records since the checkpoint that this pserver started from.
-        full_since: Monotonic time since when no segment can be allocated ahead, or none for the record that `has_room`
-            was asked about, because the disk has no room; None if one is allocated.
+        full_since: Monotonic time since when no segment can be allocated ahead, because the disk has no room; None if
+            one is allocated.
         fault: Why the disk refused what was written; None if it did not. Nothing is appended any more, and `close` cuts
             off what is not known to be durable.
         on_change: Called, by any thread, when `durable_lsn` has grown, there is room again, or there is a fault.
@@ -77,13 +91,13 @@ class LogWriter:
         generation: int = 1,
         newest_lsn: int = 0,
         newest_checksum: int = 0,
-        num_bytes: int = 0,
+        size: LogSize = EMPTY_LOG,
         sync_s: float = 1.0,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.directory = directory
         self.newest_lsn = self.durable_lsn = newest_lsn
-        self.num_bytes = num_bytes
+        self._num_bytes, self._lsn_before = size.num_bytes, newest_lsn - size.num_records
         self.full_since: float | None = None
         self.fault: LogFailed | None = None
         self.on_change: Callable[[], None] = _ignore
@@ -93,7 +107,8 @@ class LogWriter:
         self._sync_s = sync_s
         self._segment_bytes = segment_bytes
         self._ahead = SegmentAhead(directory, generation, segment_bytes)
-        self._needed_bytes = segment_bytes  # of the segment ahead
+        # Length of the shortest segment longer than others for which the disk has no room, and since when; 0 for none.
+        self._lacking_bytes, self._lacking_since = 0, 0.0
         self._segment, self._offset, self._end = -1, 0, 0
         self._sync_at = 0  # offset from which on the segment ends soon
         self._appended = newest_lsn, 0  # newest lsn, and where its record ends; assigned at once
@@ -152,7 +167,7 @@ class LogWriter:
             raise self._fail(error, self._newest_begin if kind is Kind.VOID else self._offset) from error
         self._newest_begin = self._offset
         self._offset += num_bytes
-        self.num_bytes += num_bytes
+        self._num_bytes += num_bytes
         self._newest_checksum, self.newest_lsn = checksum, lsn
         self._appended = lsn, self._offset
         if self._offset >= self._sync_at:
@@ -160,10 +175,16 @@ class LogWriter:
             self.request_sync()
         return lsn
 
+    @property
+    def size(self) -> LogSize:
+        """Records since the checkpoint that this pserver started from."""
+        return LogSize(self._num_bytes, self.newest_lsn - self._lsn_before)
+
     def has_room(self, num_bytes: int) -> bool:
         """Returns whether there is room for a record, in this segment or in one ahead that is made large enough.
 
-        Without room on the disk `full_since` is set until there is some.
+        Without room for one that needs a longer segment than others, another thread tries again and again; the others
+        have room meanwhile.
 
         Args:
             num_bytes: Most bytes of the record behind its head.
@@ -172,10 +193,21 @@ class LogWriter:
             return False
         if num_bytes + 2 * HEAD_BYTES <= self._end - self._offset:
             return True
-        with self._lock:
-            self._needed_bytes = max(self._segment_bytes, HEADER_BYTES + num_bytes + 2 * HEAD_BYTES)
-            self._allocate_ahead()
-        return self.full_since is None
+        needed = _length_for(num_bytes)
+        if 0 < self._lacking_bytes <= needed:
+            return False
+        self._allocate_ahead(needed)
+        return self.full_since is None and not 0 < self._lacking_bytes <= needed
+
+    def lacks_room_since(self, num_bytes: int) -> float | None:
+        """Returns the monotonic time since when there is no room for a record; None if there is some.
+
+        Args:
+            num_bytes: As of `has_room`, which was asked.
+        """
+        if self.full_since is not None:
+            return self.full_since
+        return self._lacking_since if 0 < self._lacking_bytes <= _length_for(num_bytes) else None
 
     def check(self) -> None:
         """Checks that records can be appended.
@@ -320,11 +352,11 @@ class LogWriter:
         sync_at = time.monotonic() + self._sync_s
         while True:
             self._close_ended()
-            self._allocate_ahead()
+            self._allocate_ahead(self._lacking_bytes)
             pause_s = max(sync_at - time.monotonic(), 0.0)
             with self._wanted:
                 if not (self._is_closed or self._is_sync_wanted):
-                    lacks_room = not self._ahead.is_there or self.full_since is not None
+                    lacks_room = not self._ahead.is_there or self._lacking_bytes > 0
                     self._wanted.wait(min(pause_s, _MAX_WAIT_S) if lacks_room else pause_s)
                 if self._is_closed:
                     return
@@ -338,21 +370,39 @@ class LogWriter:
                     return
                 sync_at = time.monotonic() + self._sync_s
 
-    def _allocate_ahead(self) -> None:
-        """Allocates the next segment, or makes it longer, if it should be and there is room."""
-        was_full = self.full_since is not None
-        try:
-            with self._lock:
-                self._ahead.allocate(self._needed_bytes)
-                self._needed_bytes, self.full_since = self._segment_bytes, None
-        except LogFull as error:
-            if self.full_since is None:
-                self.full_since = time.monotonic()
-                _log.warning("%s. Pushes wait until there is room", error)
-        except OSError:
-            _log.exception("%s: no segment could be allocated", self.directory)
-        if was_full and self.full_since is None:
+    def _allocate_ahead(self, needed_bytes: int) -> None:
+        """Allocates the next segment if there is none, and makes it as long as it is needed, if there is room."""
+        with self._lock:
+            was_full, lacking_bytes = self.full_since is not None, self._lacking_bytes
+            try:
+                self._ahead.allocate()
+                self.full_since = None
+                self._lengthen_ahead(needed_bytes)
+            except LogFull as error:
+                if self.full_since is None:
+                    self.full_since = time.monotonic()
+                    _log.warning("%s. Pushes wait until there is room", error)
+            except OSError:
+                _log.exception("%s: no segment could be allocated", self.directory)
+            has_more_room = (was_full and self.full_since is None) or self._lacking_bytes < lacking_bytes
+        if has_more_room:
             self.on_change()
+
+    def _lengthen_ahead(self, needed_bytes: int) -> None:
+        try:
+            self._ahead.allocate(needed_bytes)
+        except LogFull as error:
+            if self._lacking_bytes != needed_bytes:
+                self._lacking_bytes, self._lacking_since = needed_bytes, time.monotonic()
+                _log.warning("%s. Pushes that need it wait until there is room", error)
+        else:
+            if self._lacking_bytes <= needed_bytes:
+                self._lacking_bytes = 0
+
+
+def _length_for(num_bytes: int) -> int:
+    """Returns the length of a segment with room for a record of so many bytes behind its head, and for a VOID."""
+    return HEADER_BYTES + num_bytes + 2 * HEAD_BYTES
 
 
 def _write(file: int, parts: Sequence[Buffer], offset: int) -> None:

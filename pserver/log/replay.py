@@ -29,7 +29,7 @@ from .log_format import Kind, Record, corrupt
 from .log_reader import LogReader
 from .replayed_save import ReplayedSave
 
-_END_SAVE = {Kind.CUT, Kind.END_SAVE, Kind.TABLE, Kind.SHRINK, Kind.END_DAY}
+_END_SAVE = {Kind.CUT, Kind.END_SAVE, Kind.TABLE, Kind.LOAD, Kind.SHRINK, Kind.END_DAY}
 """Kinds before which no save is under way. One without an end was not committed, or its end is not known."""
 
 
@@ -46,6 +46,8 @@ class Replayed(NamedTuple):
     """What the control plane continues from."""
     newest_lsn: int
     """Lsn of the last record."""
+    loads: frozenset[str]
+    """Directories of the rows files that were loaded."""
     has_changes: bool
     """False if all records are states of checkpoints that did not become durable: the log has no content of its own."""
 
@@ -80,6 +82,7 @@ def replay(
     """
     directory = reader.directory
     num_records, num_bytes, has_changes, control = 0, 0, False, ControlState()
+    loads = set[str]()
     save: ReplayedSave | None = None
     for number, record in enumerate(_with_effect(reader.records())):
         on_progress()
@@ -97,9 +100,14 @@ def replay(
                 _end_save(shard, json.loads(record.body), control)
             elif kind in CHANGE_OF:
                 control.apply(parse_change(kind, record.body))
+            elif kind is Kind.LOAD:
+                rows = LoadedRows.parse(record.body)
+                _load(shard, rows, load_rows)
+                control.note_load(rows.load_id)
+                loads.add(rows.directory)
             elif kind is not Kind.STATE:
                 with MEMORY_USE.ignored():
-                    _carry_out(shard, record, control, load_rows)
+                    _carry_out(shard, record, control)
             elif number == 0 and begins_with_state:
                 control = _restore(shard, json.loads(record.body), record)
         except SnapshotError:
@@ -109,7 +117,9 @@ def replay(
             raise corrupt(str(directory), what, 0) from error
     if save is not None:
         save.end(is_kept=False)
-    return Replayed(num_records, num_bytes, reader.generation, control, reader.newest_lsn, has_changes)
+    return Replayed(
+        num_records, num_bytes, reader.generation, control, reader.newest_lsn, frozenset(loads), has_changes
+    )
 
 
 def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
@@ -123,9 +133,7 @@ def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
         yield before
 
 
-def _carry_out(
-    shard: Shard, record: Record, control: ControlState, load_rows: Callable[[Shard, LoadedRows], None]
-) -> None:
+def _carry_out(shard: Shard, record: Record, control: ControlState) -> None:
     kind = record.head.kind
     if kind is Kind.TABLE:
         body = json.loads(record.body)
@@ -137,10 +145,6 @@ def _carry_out(
         shard.join(body["worker"], body["num_workers"], client_id, mode, begins_job=body["begins_job"])
     elif kind is Kind.CHANGED:
         _restore_changes(shard, record.blocks[0], json.loads(record.body))
-    elif kind is Kind.LOAD:
-        rows = LoadedRows.parse(record.body)
-        _load(shard, rows, load_rows)
-        control.note_load(rows.load_id)
     elif kind is Kind.SHRINK:
         control.shrink = _shrink(shard, json.loads(record.body))
     elif kind is Kind.END_DAY:
@@ -155,8 +159,9 @@ def _carry_out(
 def _load(shard: Shard, rows: LoadedRows, load_rows: Callable[[Shard, LoadedRows], None]) -> None:
     staging = shard.clone_empty()
     try:
-        load_rows(staging, rows)
-        shard.swap_in(staging)
+        with MEMORY_USE.ignored():
+            load_rows(staging, rows)
+            shard.swap_in(staging)
     finally:
         staging.close()
 

@@ -40,6 +40,7 @@ from ..engine.progress import Progress
 from ..engine.table_map import TableMap
 from ..refusal import Refusal
 from ..tables.mutations import Assignment, Change, CopyMutation, DayEnd, Mutation, Push, Replacement, Shrink
+from ..tables.shrunk import ShrunkTable
 from .control_state import KIND_OF, ControlChange, ControlState, CutSave, DoneShrink, encoded_change
 from .loaded_rows import LoadedRows
 from .log_format import MARK_BYTES, Kind, pack_marks, padded
@@ -61,12 +62,14 @@ class ShardLog:
         failover_s: As `Settings.failover_s`.
         control: What the control plane continues from; None for a log that begins.
         durable: Newest durable push of each client whose pushes the log continues.
+        has_loads: As the attribute, for a log that continues.
 
     Attributes:
         writer: As given.
         is_synced: As given.
         control: All changes of the control plane so far.
         is_finished: True if the job has ended in order, so that nothing continues from the log.
+        has_loads: True if there is a LOAD behind the newest checkpoint: its rows file takes the room of one.
     """
 
     def __init__(
@@ -78,11 +81,13 @@ class ShardLog:
         failover_s: float = Settings.failover_s,
         control: ControlState | None = None,
         durable: Sequence[Watermark] = (),
+        has_loads: bool = False,
     ) -> None:
         self.writer = writer
         self.is_synced = is_synced
         self.control = ControlState() if control is None else control
         self.is_finished = False
+        self.has_loads = has_loads
         self._tables = tables
         self._failover_s = failover_s
         self._marks: deque[tuple[int, Sequence[Watermark]]] = deque()  # by lsn, of records that are not durable
@@ -126,7 +131,6 @@ class ShardLog:
             elif isinstance(first, DayEnd):
                 table_ids = [each.table_id for each in mutations if isinstance(each, DayEnd)]
                 self._append_json(Kind.END_DAY, {"save_id": first.save_id, "table_ids": table_ids})
-                self.control.note_day_end(first.save_id)
             else:
                 kind, op, blocks = self._blocks_of(mutations, progress)
                 parts = [marks, *_encoded(op, blocks)]
@@ -145,7 +149,14 @@ class ShardLog:
         criteria = [[each.name, each.value] for each in first.criteria]
         body = {"shrink_id": first.shrink_id, "criteria": criteria, "decay": first.decay, "tables": found}
         self._append_json(Kind.SHRINK, body)
-        self.control.shrink = DoneShrink(first.shrink_id, found)
+
+    def note_shrink(self, shrink_id: str, found: Mapping[str, ShrunkTable]) -> None:
+        """A shrink that was committed is done: the same request is answered with what it found."""
+        self.control.shrink = DoneShrink(shrink_id, dict(found))
+
+    def note_day_end(self, save_id: str) -> None:
+        """The end of a day that was committed is done: that of the same save changes nothing."""
+        self.control.note_day_end(save_id)
 
     def void(self) -> None:
         """Appends that the record before has no effect.
@@ -219,6 +230,7 @@ class ShardLog:
         """Appends that tables are replaced by those of a rows file, which is durable."""
         self._append_body(Kind.LOAD, rows.to_json())
         self.control.note_load(rows.load_id)
+        self.has_loads = True
 
     def begin_checkpoint(
         self, jobs: JobsState, watermarks: Sequence[Watermark], left: Sequence[Watermark], base: int | None
@@ -256,23 +268,35 @@ class ShardLog:
         """True if a new push should wait, because the disk has no room for the next segment."""
         return self.writer.full_since is not None
 
-    def has_room(self, column_bytes: int, num_blocks: int, num_marks: int = 1) -> bool:
+    @staticmethod
+    def most_record_bytes(column_bytes: int, num_blocks: int, num_marks: int = 1) -> int:
+        """Returns a bound for the bytes of the record of a push, or of a step, behind its head.
+
+        Args:
+            column_bytes: Most bytes of its columns.
+            num_blocks: Most blocks.
+            num_marks: Most marks.
+        """
+        return column_bytes + _MAX_BLOCK_BYTES * num_blocks + MARK_BYTES * num_marks
+
+    def has_room(self, num_bytes: int) -> bool:
         """Returns whether a new push need not wait for room.
 
         Args:
-            column_bytes: Most bytes of the columns of its record.
-            num_blocks: Most blocks of the record.
-            num_marks: Most marks of the record.
+            num_bytes: `most_record_bytes` of its record.
         """
-        return self.writer.has_room(column_bytes + _MAX_BLOCK_BYTES * num_blocks + MARK_BYTES * num_marks)
+        return self.writer.has_room(num_bytes)
 
-    def check_waits(self) -> None:
-        """Checks that a push may wait for room.
+    def check_waits(self, num_bytes: int) -> None:
+        """Checks that a push without room may wait for it.
+
+        Args:
+            num_bytes: As of `has_room`.
 
         Raises:
             Refusal: The disk has had no room for too long.
         """
-        since = self.writer.full_since
+        since = self.writer.lacks_room_since(num_bytes)
         if since is not None and time.monotonic() - since > self._failover_s:
             raise Refusal(
                 ErrorCode.LOG_FULL,

@@ -10,11 +10,12 @@ import pytest
 
 from fleet_sparse.errors import LogFull, SnapshotError
 from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
+from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.log.shard_log import ShardLog
 from fleet_sparse.pserver.tables.mutations import DayEnd
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, num_removed, registration, shrink_request
-from support.coordinators import Coordinator, in_loop, train
+from support.coordinators import Coordinator, SlowWrites, in_loop, train, turns, until
 from support.logs import close, logged_shard, recovered, state_of
 from support.saves import store_of
 from support.shards import ADAM, SGD
@@ -90,6 +91,53 @@ async def test_the_end_of_a_day_is_durable_before_it_is_answered(tmp_path: Path)
     assert held.shard.log is not None
     assert held.shard.log.writer.durable_lsn == held.shard.log.writer.newest_lsn
     close(held.shard)
+
+
+@pytest.mark.guarantee("W15")
+@in_loop
+async def test_the_cut_of_a_save_that_ends_a_day_is_durable(tmp_path: Path) -> None:
+    held = logged(tmp_path)
+    await held.start(registration(SGD))
+    train(held, 7)
+    await Coordinator(held).begin(ends_day=True)
+    assert held.shard.log is not None
+    assert held.shard.log.writer.durable_lsn == held.shard.log.writer.newest_lsn
+    close(held.shard)
+
+
+@pytest.mark.guarantee("W15")
+@in_loop
+async def test_a_day_ends_although_a_checkpoint_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = logged(tmp_path)
+    _, finished = await committed(held)
+    again = HeldControl(tmp_path, shard=recovered(held.shard), checkpoint_bytes=1)
+    writes = SlowWrites(monkeypatch)
+    again.service._checkpoints.begin_if_due()
+    await until(writes.begun.is_set)
+    ending = asyncio.ensure_future(again.start(end_of(finished)))
+    await turns()
+    writes.go_on.set()
+    await ending
+    assert days_of(again) == (1, 1)
+    for each in (held.shard, again.shard):
+        close(each)
+
+
+@pytest.mark.guarantee("W15")
+@in_loop
+async def test_the_end_of_a_day_that_failed_is_not_done(tmp_path: Path) -> None:
+    held = logged(tmp_path)
+    _, finished = await committed(held)
+    again = HeldControl(tmp_path, shard=recovered(held.shard))
+    other = Save(again.shard, "other", base=None)
+    other.cut()  # its views are open
+    with pytest.raises(ValueError, match="view"):
+        again.shard.end_day([SGD.table_id, ADAM.table_id], "x")
+    other.end(None)
+    await again.start(end_of(finished))
+    assert days_of(again) == (1, 1)
+    for each in (held.shard, again.shard):
+        close(each)
 
 
 @in_loop
@@ -181,4 +229,20 @@ async def test_a_day_that_found_no_room_ends_when_it_is_asked_again(
     for _ in range(2):
         await coordinator.end(finished)
     assert days_of(held) == (1, 1)
+    close(held.shard)
+
+
+@in_loop
+async def test_a_save_begins_although_the_one_before_ended_badly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = FullAtDayEnds(monkeypatch)
+    held = logged(tmp_path)
+    coordinator, finished = await committed(held)
+    ending = asyncio.ensure_future(coordinator.end(finished))
+    while not full.num_refused:
+        await asyncio.sleep(0)
+    assert await Coordinator(held, "y").save() == "000002-full"
+    with pytest.raises(LogFull):
+        await ending
     close(held.shard)

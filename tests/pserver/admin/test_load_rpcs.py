@@ -12,9 +12,10 @@ import pytest
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import LogFull, SnapshotError, TableMismatch
-from fleet_sparse.pserver.admin import checkpoints, load_rpcs
+from fleet_sparse.pserver.admin import checkpoints, load_rpcs, save_rpcs
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
 from fleet_sparse.pserver.admin.snapshot_writer import Save
+from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.log_format import Kind
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.wire import control_pb2 as messages
@@ -261,26 +262,106 @@ def test_a_load_makes_a_checkpoint_due(logged: HeldControl) -> None:
         assert await running.done
 
     run(load)
+    assert not loaded_directories(logged.shard)
+
+
+def loaded_directories(shard: Shard) -> list[str]:
+    assert shard.log is not None
+    return [path.name for path in shard.log.writer.directory.glob("load-*")]
+
+
+def test_a_load_makes_a_checkpoint_due_in_the_next_process(logged: HeldControl, tmp_path: Path) -> None:
+    logged.call(STAGE)
+    logged.call(KEEP)
+    again = HeldControl(tmp_path, shard=recovered(logged.shard))
+    assert len(loaded_directories(again.shard)) == 1
+
+    async def write_checkpoint() -> None:
+        again.service._checkpoints.begin_if_due()
+        running = again.service._checkpoints._running
+        assert running is not None
+        assert await running.done
+
+    run(write_checkpoint)
+    assert not loaded_directories(again.shard)
+    close_log(again)
+
+
+def test_a_start_removes_the_rows_that_no_load_names(logged: HeldControl) -> None:
+    logged.call(STAGE)
+    logged.call(KEEP)
     assert logged.shard.log is not None
-    assert not list(logged.shard.log.writer.directory.glob("load-*"))
+    named = loaded_directories(logged.shard)
+    (logged.shard.log.writer.directory / "load-3-ab").mkdir()
+    again = recovered(logged.shard)
+    assert loaded_directories(again) == named
+    close_shard(again)
+
+
+class FullLog:
+    """A log without room while `is_full`."""
+
+    def __init__(self, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert shard.log is not None
+        self.is_full = True
+        self.num_refused = 0
+        append = shard.log.writer.append
+        monkeypatch.setattr("fleet_sparse.pserver.admin.log_appends.RETRY_S", 0.001)
+
+        def append_or_refuse(*arguments: Any, **options: Any) -> int:
+            if self.is_full:
+                self.num_refused += 1
+                raise LogFull("no room")
+            return append(*arguments, **options)
+
+        monkeypatch.setattr(shard.log.writer, "append", append_or_refuse)
+
+
+def test_a_save_that_begins_during_a_load_waits(logged: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load_and_save() -> None:
+        await logged.start(STAGE)
+        full = FullLog(logged.shard, monkeypatch)
+        load = asyncio.ensure_future(logged.start(KEEP))
+        await until(lambda: full.num_refused > 0)
+        save = asyncio.ensure_future(Coordinator(logged, "y").save())
+        await turns()
+        full.is_full = False
+        await asyncio.gather(load, save)
+
+    run(load_and_save)
+    again = recovered(logged.shard)
+    assert state_of(again) == state_of(logged.shard)
+    assert set(rows_in([again], SGD)) == {7}
+    close_shard(again)
+
+
+def test_a_save_does_not_wait_long_for_a_load(logged: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save_rpcs, "HELD_S", 0.02)
+
+    async def load_and_save() -> None:
+        await logged.start(STAGE)
+        full = FullLog(logged.shard, monkeypatch)
+        load = asyncio.ensure_future(logged.start(KEEP))
+        await until(lambda: full.num_refused > 0)
+        with pytest.raises(SnapshotError, match="load"):
+            await Coordinator(logged, "y").begin()
+        full.is_full = False
+        await load
+        assert await Coordinator(logged, "z").save() == "000002-full"
+
+    run(load_and_save)
 
 
 def test_a_load_waits_for_room_in_the_log(logged: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet_sparse.pserver.admin.log_appends.RETRY_S", 0.001)
-    assert logged.shard.log is not None
-    append, num_refused = logged.shard.log.writer.append, 0
+    async def load() -> None:
+        await logged.start(STAGE)
+        full = FullLog(logged.shard, monkeypatch)
+        load = asyncio.ensure_future(logged.start(KEEP))
+        await until(lambda: full.num_refused >= 2)
+        full.is_full = False
+        await load
 
-    def refuse_first(*arguments: Any, **options: Any) -> int:
-        nonlocal num_refused
-        num_refused += 1
-        if num_refused < 3:
-            raise LogFull("no room")
-        return append(*arguments, **options)
-
-    logged.call(STAGE)
-    monkeypatch.setattr(logged.shard.log.writer, "append", refuse_first)
-    logged.call(KEEP)
-    assert num_refused >= 3
+    run(load)
     assert set(rows_in([logged.shard], SGD)) == {7}
 
 

@@ -408,7 +408,7 @@ def test_a_restart_removes_what_crashes_left_of_checkpoints(tmp_path: Path) -> N
 def overdue_job(directory: Path) -> HeldControl:
     held = HeldControl(directory, shard=logged_shard(directory / "log", SGD), checkpoint_bytes=1000)
     held.call(registration(SGD))
-    while held.shard.log is not None and held.shard.log.writer.num_bytes < 2000:
+    while held.shard.log is not None and held.shard.log.writer.size.num_bytes < 2000:
         push_sgd(held.shard)
     return held
 

@@ -19,7 +19,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.row_bound import NO_VERSION, RowBound
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import LogCorrupt, LogFull, SettingError
+from fleet_sparse.errors import LogCorrupt, LogFull, PlanError, SettingError
 from fleet_sparse.pserver.admin.log_recovery import log_directory, recover, start_log, write_checkpoint
 from fleet_sparse.pserver.admin.staged_rows import StagedRows
 from fleet_sparse.pserver.engine.shard import Shard
@@ -265,6 +265,36 @@ def test_specs_and_clients_that_were_replaced(tmp_path: Path) -> None:
     assert again.tables[SGD.table_id].declared_by == "worker 1"
     assert code_of(FrameClient(again, b"0" * 16).push(push(SGD, ids_of(1), floats([1.0, 0.0])))) is not None
     assert code_of(FrameClient(again, b"1" * 16).push(push(SGD, ids_of(1), floats([1.0, 0.0])))) is None
+
+
+def test_a_loaded_table_whose_declaration_found_no_room_is_declared_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> int:
+        raise LogFull("no room")
+
+    shard = logged_shard(tmp_path / "log")
+    shard.add_table(SGD, declared_by="a snapshot", is_loaded=True)
+    assert shard.log is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.log.writer, "append", refuse)
+        with pytest.raises(LogFull):
+            shard.add_tables([SGD], declared_by="worker 0")
+    assert shard.tables[SGD.table_id].is_loaded
+    shard.add_tables([SGD], declared_by="worker 0")
+    assert not check_equal(shard).tables[SGD.table_id].is_loaded
+
+
+def test_a_table_that_could_not_be_made_is_not_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise PlanError("no memory")
+
+    shard = logged_shard(tmp_path / "log", SGD)
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet_sparse.pserver.engine.table_map.make_table", refuse)
+        with pytest.raises(PlanError):
+            shard.add_tables([ADAM], declared_by="worker 0")
+    assert [each.name for each in check_equal(shard).states()] == ["sgd"]
 
 
 def train(shard: Shard) -> None:

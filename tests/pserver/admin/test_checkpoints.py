@@ -1,4 +1,4 @@
-"""Checkpoints that fail keep no room on the disk, and are not tried again at once."""
+"""Checkpoints come when they are due; those that fail keep no room on the disk, and are not tried again at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fleet_sparse.errors import SnapshotError
-from fleet_sparse.pserver.admin import log_recovery
+from fleet_sparse.pserver.admin import checkpoints, log_recovery
 from fleet_sparse.pserver.admin.checkpoints import Checkpoints
 from fleet_sparse.pserver.admin.log_recovery import at_once
 from fleet_sparse.pserver.admin.snapshot_writer import Save
@@ -26,23 +26,25 @@ NUM_FAILURES = 20
 
 
 class Attempts:
-    """The checkpoints of a shard whose log is always large enough for the next one.
+    """The checkpoints of a shard whose log is always large enough for the next one, unless `max_bytes` says otherwise.
 
     Attributes:
         now: Time of their clock.
+        takes_s: Seconds that the writing of one takes.
         num_written: Rows files that were begun.
     """
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int = 1) -> None:
         self.shard = logged_shard(directory, SGD, segment_bytes=SEGMENT_BYTES)
         self.directory = directory
-        self.now = 0.0
+        self.now = self.takes_s = 0.0
         self.num_written = 0
         self.fails = True
         write = Save.write
 
         def write_or_fail(save: Save, *arguments: Any, **options: Any) -> Any:
             self.num_written += 1
+            self.now += self.takes_s
             file = write(save, *arguments, **options)
             if self.fails:
                 raise SnapshotError("the disk is full")
@@ -50,7 +52,7 @@ class Attempts:
 
         monkeypatch.setattr(Save, "write", write_or_fail)
         self.checkpoints = Checkpoints(
-            self.shard, post=at_once, on_data_thread=self._on_data_thread, max_bytes=1, clock=lambda: self.now
+            self.shard, post=at_once, on_data_thread=self._on_data_thread, max_bytes=max_bytes, clock=lambda: self.now
         )
 
     async def _on_data_thread(self, task: Callable[[], Any]) -> Any:
@@ -143,3 +145,30 @@ async def test_an_adopted_checkpoint_stays_if_older_files_do(
     await attempts.begin()
     assert attempts.num_written == 1
     check_continues(attempts.shard)
+
+
+@in_loop
+async def test_checkpoints_of_many_small_records_rest_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "_MANY_RECORDS", 10)
+    attempts = Attempts(tmp_path / "log", monkeypatch, max_bytes=1 << 30)
+    attempts.fails, attempts.takes_s = False, 2.0
+    written_at = []
+    while attempts.now < 100.0:
+        before = attempts.num_written
+        await attempts.begin()
+        if attempts.num_written > before:
+            written_at.append(attempts.now)
+        attempts.now += 0.5
+    # The first push is record 2, behind that of the table; each checkpoint then rests for 20 times 2 s.
+    assert written_at == [6.0, 48.0, 90.0]
+    check_continues(attempts.shard)
+
+
+@in_loop
+async def test_a_few_small_records_make_no_checkpoint_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "_MANY_RECORDS", 10)
+    attempts = Attempts(tmp_path / "log", monkeypatch, max_bytes=1 << 30)
+    for _ in range(8):
+        await attempts.begin()
+    assert attempts.num_written == 0
+    close(attempts.shard)
