@@ -34,6 +34,8 @@ RESTARTS_WITHIN_S = 600.0
 _FINAL_CODES = (0, 1, 2)
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 _SETTLED_S = 2.0
+_AT_ONCE = 2
+"""So many children in a row that did not settle are followed by the next one at once."""
 _FAILED = 1
 _GIVEN_UP = 1
 _STARTING, _ALIVE, _JOINED = "starting", "alive", "joined"
@@ -60,9 +62,9 @@ class Decision(NamedTuple):
 class Supervision:
     """Decides whether and when a child is started again. No I/O, no clock of its own; `now` is monotonic.
 
-    A child that ends by itself, or by a signal that the supervisor got as well, is not started again. The pause before
-    a start doubles with each child that ended within `_SETTLED_S` of the time when it began to serve or joined its job,
-    or before.
+    A child that ends by itself, or by a signal that the supervisor got as well, is not started again. From the third
+    one in a row on, the pause before a start doubles with each child that ended within `_SETTLED_S` of the time when it
+    began to serve or joined its job, or before.
 
     Args:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.
@@ -161,9 +163,10 @@ class Supervision:
         self._restarted_at.append(now)
         is_settled = self._ready_at is not None and now - self._ready_at >= _SETTLED_S
         self._num_unsettled = 0 if is_settled else min(self._num_unsettled, num_recent) + 1
-        if self._num_unsettled <= 1:
+        if self._num_unsettled <= _AT_ONCE:
             return Decision(0.0, reason=what)
-        return Decision(min(_FIRST_PAUSE_S * 2.0 ** (self._num_unsettled - 2), _MAX_PAUSE_S), reason=what)
+        pause_s = _FIRST_PAUSE_S * 2.0 ** (self._num_unsettled - _AT_ONCE - 1)
+        return Decision(min(pause_s, _MAX_PAUSE_S), reason=what)
 
 
 class Generations:

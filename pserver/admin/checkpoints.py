@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
-_MANY_RECORDS = 20_000
-"""A checkpoint is due after so many records, however small: a start replays them in less than a second."""
+_MANY_RECORDS = 5_000
+"""A checkpoint is due after so many records, however small: a start replays them in about 0.2 s."""
 _RESTS = 20
 """Checkpoints that are due for their number of records only follow each other after so many times what one takes."""
 _OVERDUE = 2
