@@ -29,7 +29,8 @@ from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.net.shard_link import Registration, TableState
 from fleet_sparse.worker.net.table_client import TableClient
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
-from fleet_sparse.worker.rows.row_caches import CacheStats, RowCaches
+from fleet_sparse.worker.rows.row_caches import RowCaches
+from fleet_sparse.worker.rows.table_exchange import CacheStats
 
 from .all_reduce import PaddleGroup
 from .catalog import Catalog

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from fleet_sparse.worker.rows.row_caches import CacheStats
+from fleet_sparse.worker.rows.table_exchange import CacheStats
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import pytest
 from fleet_sparse.plugin import row_cache_log
 from fleet_sparse.plugin.row_cache_log import RowCacheLog
 from fleet_sparse.worker.rows.cached_table import Counters
-from fleet_sparse.worker.rows.row_caches import CacheStats
+from fleet_sparse.worker.rows.table_exchange import CacheStats
 
 
 def stats(num_reads: int, num_hits: int, bytes_saved: int) -> CacheStats:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,88 +16,64 @@ from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.settings import Settings
-from fleet_sparse.wire.row_dtype import RowDtype, rounded
+from fleet_sparse.wire.row_dtype import rounded
 
 from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
-from .cached_table import (
-    NOTHING_SENT,
-    Answer,
-    Arrived,
-    CachedTable,
-    CacheJob,
-    Changes,
-    Counters,
-    Outgoing,
-    Plan,
-    may_hold,
-)
-from .deduplicator import Deduplicator, UniqueIds
+from .cache_sizes import capacities_of, is_cached, most_change_bytes, num_flushes_of, rows_in_part
+from .cached_table import NOTHING_SENT, CachedTable, CacheJob, Outgoing, may_hold
+from .deduplicator import Deduplicator
 from .early_rows import EarlyRows
 from .row_batch import RowBatch
-from .row_exchange import RowAsk, RowChange, answer_of
+from .row_exchange import RowAsk, RowChange
+from .table_exchange import CacheStats, Lookup, TableExchange
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-NUM_LAG_CLASSES = 33
-_MAX_READS = 64  # reads that may wait for their update: of threads that train, and of runs that failed
 _MAX_ASKS = 8  # in one lookup, while pservers are started again or remove rows
-_ID_BYTES, _FLOAT_BYTES, _VERSION_BYTES, _COUNT_BYTES, _SLACK_BYTES = 8, 4, 4, 4, 1
 
 
-class CacheStats(NamedTuple):
-    """What the cache of one table holds, and what it did since it was made."""
+class _Lookups(NamedTuple):
+    """Batches on their way."""
 
-    rows: int
-    """Number of copies."""
-    bytes: int
-    """Memory."""
-    held: int
-    """Number of rows with updates that the pservers do not have."""
-    counters: Counters
-    bytes_saved: int
-    """Bytes of ids, rows, gradients and states that were not sent and received, against no cache; negative if more."""
-    lags: tuple[tuple[int, ...], ...]
-    """`NUM_LAG_CLASSES` numbers for each pserver: how many copies it refreshed that lagged as `lag_class` says."""
-
-
-class _Read(NamedTuple):
-    """A batch between its lookup and its update."""
-
-    unique: UniqueIds
-    plan: Plan
-    arrived: Arrived
-
-
-class _Lookup(NamedTuple):
-    """The rows of one batch on their way."""
-
-    batch: RowBatch
-    table: CachedTable | None
-    plan: Plan | None
-    plain: RowBatch
-    """Rows that are pulled as without a cache."""
-    ask: RowAsk | None
+    cached: list[tuple[TableExchange, Lookup]]
+    uncached: list[RowBatch]
 
     @property
-    def has_late(self) -> bool:
-        """True if there is more to ask when the batch is used."""
-        return self.plan is not None and len(self.plan.late) > 0
+    def names(self) -> set[str]:
+        """Names of their tables."""
+        return {exchange.spec.name for exchange, _ in self.cached} | {batch.spec.name for batch in self.uncached}
+
+    @property
+    def plain(self) -> list[RowBatch]:
+        """The rows that are pulled as without a cache."""
+        batches = [*self.uncached, *(lookup.plain for _, lookup in self.cached)]
+        return [batch for batch in batches if len(batch.unique.ids)]
+
+    @property
+    def asks(self) -> list[RowAsk]:
+        """What is asked about copies."""
+        return [lookup.ask for _, lookup in self.cached if lookup.ask is not None]
+
+    def finish(self, extra: Sequence[ExtraBlock]) -> None:
+        """Fills the batches, whose plain rows and answers have arrived."""
+        for exchange, lookup in self.cached:
+            exchange.finish(lookup, extra)
 
 
 class _Ahead(NamedTuple):
     """The rows of the next step, on their way with the answer to a push."""
 
     coming: EarlyRows
-    lookups: list[_Lookup]
+    lookups: _Lookups
     call: TableCall
 
 
 class _Arrivals(NamedTuple):
     """Lookups that were made ahead, and the answers to their asks."""
 
-    lookups: list[_Lookup]
+    lookups: _Lookups
     extra: Sequence[ExtraBlock]
 
 
@@ -140,11 +114,8 @@ class RowCaches:
         # A save pauses workers for which a pull may wait, and needs the caches meanwhile.
         self._waits_unlocked = (job.steps_off_lease or 0) > 0 and job.num_workers > 1
         self._lock = threading.Lock()  # guards all below; held from a plan to the end of its pull, but for such waits
-        self._tables: dict[str, CachedTable] | None = None
-        self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids
+        self._tables: dict[str, TableExchange] | None = None
         self._num_batches = 0
-        self._saved: dict[str, int] = {}
-        self._lags: dict[str, NDArray[np.int64]] = {}
         self._coming: EarlyRows | None = None  # the next step, until the push of this one
         self._ahead: _Ahead | None = None
         self._prepared: Sequence[RowBatch] = ()  # gradients of a step, until it is committed
@@ -214,9 +185,9 @@ class RowCaches:
             if self._num_changes != num_changes:
                 pull()  # what was held may have been sent meanwhile; other workers have made their steps
             for batch in batches:
-                table = self._table(batch.spec)
-                if table is not None:
-                    table.add_held(batch.unique.ids, batch.values)
+                exchange = self._exchange(batch.spec)
+                if exchange is not None:
+                    exchange.table.add_held(batch.unique.ids, batch.values)
 
     def start_update(
         self,
@@ -238,12 +209,8 @@ class RowCaches:
             self._num_batches += 1
             next_step = step + 1 if step else self._num_batches
             sending = {table.spec.name: outgoing for table, outgoing in trained}
-            lookups = [
-                self._looked_up(batch, next_step, sending.get(batch.spec.name, NOTHING_SENT))
-                for batch in coming.batches.values()
-            ]
-            plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
-            asks = [lookup.ask for lookup in lookups if lookup.ask is not None]
+            lookups = self._looked_up(coming.batches.values(), next_step, sending)
+            plain, asks = lookups.plain, lookups.asks
             # Where steps are counted the answer says that this one is complete.
             late = plain if plain or asks or step else pulls
             call = self._client.start_update(pushes, dense, late, weight=weight, step=step, changes=changes, asks=asks)
@@ -291,12 +258,11 @@ class RowCaches:
             self._drop_ahead()
             self._note_failures()
             num_bytes = self._max_part_bytes
-            for name, table in (self._tables or {}).items():
-                change_bytes = _most_change_bytes(table.spec)
-                outgoing = table.flush(max(-(-num_bytes // change_bytes), 0) if in_parts else None)
-                changes += self._changes(table, outgoing, num_updates.get(name, 0))
-                self._count_update(table, 0, outgoing)
-                num_bytes -= change_bytes * sum(len(each.ids) for each in outgoing.changes)
+            for name, exchange in (self._tables or {}).items():
+                spec, table = exchange.spec, exchange.table
+                outgoing = table.flush(rows_in_part(spec, num_bytes) if in_parts else None)
+                changes += exchange.changes(outgoing, num_updates.get(name, 0))
+                num_bytes -= most_change_bytes(spec) * sum(len(each.ids) for each in outgoing.changes)
                 sent.append((table, outgoing))
             call = self._client.start_update([], [], step=step, changes=changes)
             for table, outgoing in sent:
@@ -307,11 +273,9 @@ class RowCaches:
     def num_flushes(self) -> int:
         """Largest number of parts of a flush: the same for all workers, whatever they hold."""
         with self._lock:
-            tables = self._tables
-            capacities = self._capacities() if tables is None else {name: tables[name].capacity for name in tables}
-        of_holding = [(self._specs[name], rows) for name, rows in capacities.items()]
-        num_bytes = sum(_most_change_bytes(spec) * rows for spec, rows in of_holding if may_hold(spec, self._job))
-        return max(1, -(-num_bytes // self._max_part_bytes))
+            tables = self._tables or {}
+            capacities = {name: each.table.capacity for name, each in tables.items()} or self._capacities()
+        return num_flushes_of(self._specs, capacities, self._job, self._max_part_bytes)
 
     @property
     def may_hold(self) -> bool:
@@ -324,7 +288,7 @@ class RowCaches:
     def num_held(self) -> int:
         """Number of rows with updates that the pservers do not have."""
         with self._lock:
-            return sum(table.num_held for table in (self._tables or {}).values())
+            return sum(exchange.table.num_held for exchange in (self._tables or {}).values())
 
     def can_flush(self) -> bool:
         """Returns whether updates are held, and no push failed whose error a step has to raise first."""
@@ -335,21 +299,14 @@ class RowCaches:
         with self._lock:
             self._num_changes += 1
             self._drop_ahead()
-            self._reads.clear()
             self._epochs.clear()
-            for table in (self._tables or {}).values():
-                table.forget()
+            for exchange in (self._tables or {}).values():
+                exchange.forget()
 
     def stats(self) -> dict[str, CacheStats]:
         """Returns what the caches hold and did, by table."""
         with self._lock:
-            return {
-                name: CacheStats(
-                    *(table.num_rows, table.num_bytes, table.num_held, table.counters, self._saved[name]),
-                    tuple(map(tuple, self._lags[name].tolist())),
-                )
-                for name, table in (self._tables or {}).items()
-            }
+            return {name: exchange.stats() for name, exchange in (self._tables or {}).items()}
 
     @contextmanager
     def _trained(
@@ -366,11 +323,11 @@ class RowCaches:
             self._num_changes += 1
             self._drop_ahead()
             for batch in map(self._weighted, batches):
-                table = self._table(batch.spec)
-                if table is None:
+                exchange = self._exchange(batch.spec)
+                if exchange is None:
                     pushes.append(batch)
                     continue
-                plan, arrived = self._taken(batch, table)
+                table, (plan, arrived) = exchange.table, exchange.taken(batch)
                 grads = self.as_sent(batch.values)
                 if factors is not None:
                     grads = grads * factors[batch.spec.name]
@@ -378,8 +335,7 @@ class RowCaches:
                 as_gradients = outgoing.as_gradients
                 is_whole = len(as_gradients) == len(batch.unique.ids)
                 pushes.append(batch if is_whole else batch.at(as_gradients))
-                changes += self._changes(table, outgoing, batch.optimizer_step)
-                self._count_update(table, len(batch.unique.ids), outgoing)
+                changes += exchange.changes(outgoing, batch.optimizer_step, len(batch.unique.ids))
                 trained.append((table, outgoing))
             yield pushes, changes, trained
             for table, outgoing in trained:
@@ -417,16 +373,14 @@ class RowCaches:
         num_changes = self._num_changes
         if self._note_failures():
             ahead = None
-        of_ahead = [] if ahead is None else ahead.lookups
-        names = {lookup.batch.spec.name for lookup in of_ahead}
-        lookups = [
-            self._looked_up(batch, step or self._num_batches) for batch in batches if batch.spec.name not in names
-        ]
-        late = [_late(each, each.table) for each in of_ahead if each.table is not None and each.has_late]
+        names = set() if ahead is None else ahead.lookups.names
+        others = [batch for batch in batches if batch.spec.name not in names]
+        lookups = self._looked_up(others, step or self._num_batches)
+        of_ahead = [] if ahead is None else ahead.lookups.cached
+        late = [(exchange, left) for exchange, each in of_ahead if (left := exchange.late(each)) is not None]
         extra: Sequence[ExtraBlock] = ()
-        if ahead is None or lookups or late:
-            plain = [lookup.plain for lookup in lookups if len(lookup.plain.unique.ids)]
-            asks = [lookup.ask for lookup in (*lookups, *late) if lookup.ask is not None]
+        if ahead is None or others or late:
+            plain, asks = lookups.plain, [*lookups.asks, *(left.ask for _, left in late if left.ask is not None)]
             if step or plain or asks:
                 call = self._client.start_pull(plain, step=step, asks=asks, owns_memory=True)
                 extra = self._waited(call.wait)
@@ -434,12 +388,11 @@ class RowCaches:
                 return False
         if self._note_epochs([*(() if ahead is None else ahead.extra), *extra]):
             return False
-        for lookup in late:
-            if lookup.table is not None and lookup.plan is not None:
-                lookup.table.refresh(lookup.plan, self._answer(lookup, lookup.table, lookup.plan, extra))
+        for exchange, left in late:
+            exchange.refresh(left, extra)
         if ahead is not None:
-            self._finish_all(ahead.lookups, ahead.extra)
-        self._finish_all(lookups, extra)
+            ahead.lookups.finish(ahead.extra)
+        lookups.finish(extra)
         return True
 
     def _drop_ahead(self) -> None:
@@ -448,28 +401,41 @@ class RowCaches:
             self._ahead.call.abandon()
             self._ahead = None
 
-    def _finish_all(self, lookups: Sequence[_Lookup], extra: Sequence[ExtraBlock]) -> None:
-        for lookup in lookups:
-            if lookup.table is not None:
-                self._finish(lookup, lookup.table, extra)
+    def _looked_up(
+        self, batches: Iterable[RowBatch], step: int, sending: Mapping[str, Outgoing] | None = None
+    ) -> _Lookups:
+        """Looks batches up; `sending` is what a push that was not sent yet has of each table."""
+        lookups = _Lookups([], [])
+        for batch in batches:
+            exchange = self._exchange(batch.spec)
+            if exchange is None:
+                lookups.uncached.append(batch)
+                continue
+            outgoing = None if sending is None else sending.get(batch.spec.name, NOTHING_SENT)
+            lookups.cached.append((exchange, exchange.look_up(batch, step, outgoing)))
+        return lookups
 
-    def _table(self, spec: TableSpec) -> CachedTable | None:
+    def _exchange(self, spec: TableSpec) -> TableExchange | None:
         if self._tables is None:
             capacities = self._capacities()
-            self._tables = {name: CachedTable(self._specs[name], rows, self._job) for name, rows in capacities.items()}
-            self._saved = dict.fromkeys(self._tables, 0)
-            shape = self._client.num_shards, NUM_LAG_CLASSES
-            self._lags = {name: np.zeros(shape, np.int64) for name in self._tables}
+            self._tables = {
+                name: TableExchange(
+                    self._client,
+                    self._deduplicator,
+                    CachedTable(self._specs[name], num_rows, self._job),
+                    is_alone=self._job.num_workers == 1,
+                )
+                for name, num_rows in capacities.items()
+            }
             _log.info("row cache: %s", ", ".join(f"{name!r} {rows} rows" for name, rows in capacities.items()))
-        table = self._tables.get(spec.name)
-        return table if table is not None and (table.spec is spec or table.spec == spec) else None
+        exchange = self._tables.get(spec.name)
+        return exchange if exchange is not None and (exchange.spec is spec or exchange.spec == spec) else None
 
     def _has_failures(self) -> bool:
         return self._noted != (self._client.num_failed_pushes, self._client.num_rejoins)
 
     def _capacities(self) -> dict[str, int]:
-        specs = [each for each in self._specs.values() if is_cached(each)]
-        return capacities_of(specs, self._job, self._max_bytes, self._max_rows)
+        return capacities_of(self._specs.values(), self._job, self._max_bytes, self._max_rows)
 
     def _note_failures(self) -> bool:
         """Returns whether a push has failed, or a pserver was started again, since the last call."""
@@ -477,8 +443,8 @@ class RowCaches:
             return False
         self._noted = self._client.num_failed_pushes, self._client.num_rejoins
         self._epochs.clear()
-        for table in (self._tables or {}).values():
-            table.forget_versions()
+        for exchange in (self._tables or {}).values():
+            exchange.table.forget_versions()
         return True
 
     def _note_epochs(self, answers: Iterable[ExtraBlock]) -> bool:
@@ -497,134 +463,14 @@ class RowCaches:
                 if self._epochs.get(of_shard, block.optimizer_step) != block.optimizer_step:
                     changed.add(block.table_id)
                 self._epochs[of_shard] = block.optimizer_step
-        for table in (self._tables or {}).values():
-            if table.spec.table_id in changed:
-                table.forget_versions()
+        for exchange in (self._tables or {}).values():
+            if exchange.spec.table_id in changed:
+                exchange.table.forget_versions()
         return bool(changed)
-
-    def _looked_up(self, batch: RowBatch, step: int, sending: Outgoing | None = None) -> _Lookup:
-        table = self._table(batch.spec)
-        if table is None:
-            return _Lookup(batch, None, None, batch, None)
-        plan = table.plan(batch.unique.ids, step, sending)
-        plain = batch
-        if len(plan.plain) < len(plan.ids):
-            plain = RowBatch.empty(batch.spec, batch.unique.at(plan.plain))
-        ask = RowAsk(batch.spec, batch.unique.at(plan.asked), plan.versions) if len(plan.asked) else None
-        return _Lookup(batch, table, plan, plain, ask)
-
-    def _finish(self, lookup: _Lookup, table: CachedTable, extra: Sequence[ExtraBlock]) -> None:
-        batch, plan = lookup.batch, lookup.plan
-        assert plan is not None, "the table is cached"
-        if lookup.plain is not batch and len(plan.plain):
-            batch.values[plan.plain] = lookup.plain.values
-        arrived = table.take(plan, self._answer(lookup, table, plan, extra), batch.values)
-        if self._client.rows_dtype is not RowDtype.FLOAT32:
-            batch.values[:] = self.as_sent(batch.values)  # as without a cache
-        self._reads[id(batch.unique)] = _Read(batch.unique, plan, arrived)
-        if len(self._reads) > _MAX_READS:
-            self._reads.popitem(last=False)
-        plain_bytes = self._client.rows_dtype.in_frames.itemsize * batch.spec.dim
-        self._saved[batch.spec.name] += (len(plan.ids) - len(plan.plain)) * (_ID_BYTES + plain_bytes)
-
-    def _answer(self, lookup: _Lookup, table: CachedTable, plan: Plan, extra: Sequence[ExtraBlock]) -> Answer:
-        """Returns the answer to the ask of a lookup, and counts its bytes and the lags of copies."""
-        if lookup.ask is None:
-            return table.no_answer
-        spec = table.spec
-        own = [each for each in extra if each.block.table_id == spec.table_id and each.block.copies]
-        own.sort(key=lambda each: (each.shard, each.part))
-        answer = answer_of(lookup.ask, [each.block for each in own])
-        table.count_lags(plan, answer, lookup.batch.unique.num_per_shard, self._lags[spec.name])
-        num_bytes = len(plan.asked) * (_ID_BYTES + _VERSION_BYTES + _SLACK_BYTES) + answer.states.nbytes
-        self._saved[spec.name] -= num_bytes + len(answer.rows) * (_VERSION_BYTES + _FLOAT_BYTES * spec.dim)
-        return answer
-
-    def _taken(self, batch: RowBatch, table: CachedTable) -> tuple[Plan, Arrived]:
-        """Returns the plan of a batch; one without entering rows if it was not looked up for training."""
-        read = self._reads.pop(id(batch.unique), None)
-        if read is not None and read.unique is batch.unique:
-            return read.plan, read.arrived
-        return table.unplanned(batch.unique.ids)
 
     def _weighted(self, batch: RowBatch) -> RowBatch:
         """Returns the gradients of a batch as this worker weighs them."""
         weight = self._job.weights.of_worker
-        if weight == 1.0 or self._table(batch.spec) is None:
+        if weight == 1.0 or self._exchange(batch.spec) is None:
             return batch
         return batch._replace(values=batch.values * np.float32(weight))
-
-    def _changes(self, table: CachedTable, outgoing: Outgoing, optimizer_step: int) -> list[RowChange]:
-        return [self._change(table.spec, changes, optimizer_step) for changes in outgoing.changes]
-
-    def _change(self, spec: TableSpec, changes: Changes, optimizer_step: int) -> RowChange:
-        unique, order = self._deduplicator.grouped(changes.ids, spec.salt)
-        if order is not None:
-            rows, amounts, states, num_updates = changes[1:5]
-            changes = Changes(unique.ids, rows[order], amounts[order], states[order], num_updates[order], changes.slots)
-        has_states = changes.states.shape[1] > 0
-        return RowChange(
-            spec,
-            unique,
-            changes.rows,
-            changes.amounts,
-            changes.states if has_states else None,
-            changes.num_updates,
-            1.0,
-            optimizer_step,
-            self._job.num_workers == 1,
-        )
-
-    def _count_update(self, table: CachedTable, num_updated: int, outgoing: Outgoing) -> None:
-        row_bytes = _FLOAT_BYTES * table.spec.dim
-        plain_bytes = self._client.rows_dtype.in_frames.itemsize * table.spec.dim
-        saved = (num_updated - len(outgoing.as_gradients)) * (_ID_BYTES + plain_bytes)
-        for changes in outgoing.changes:
-            saved -= len(changes.ids) * (_ID_BYTES + row_bytes + _COUNT_BYTES) + changes.states.nbytes
-            saved -= len(changes.ids) * _VERSION_BYTES if changes.states.shape[1] else 0
-        self._saved[table.spec.name] += saved
-
-
-def _late(lookup: _Lookup, table: CachedTable) -> _Lookup:
-    """Returns what is left to ask about a batch that was looked up ahead."""
-    assert lookup.plan is not None, "the table is cached"
-    plan = table.late_plan(lookup.plan)
-    return lookup._replace(plan=plan, ask=RowAsk(table.spec, lookup.batch.unique.at(plan.asked), plan.versions))
-
-
-def is_cached(spec: TableSpec) -> bool:
-    """Returns whether the rows of a table are cached."""
-    rule = spec.update_rule
-    # With an entry policy the pservers alone know which ids have a row.
-    return rule.kernel is not None and rule.trains and not rule.is_summed and not spec.statistics and spec.entry is None
-
-
-def _most_change_bytes(spec: TableSpec) -> int:
-    """Returns the size of the change of a row with its states."""
-    num_floats = spec.dim * (1 + spec.update_rule.num_states)
-    return _ID_BYTES + _COUNT_BYTES + _VERSION_BYTES + _FLOAT_BYTES * num_floats
-
-
-def capacities_of(
-    specs: Sequence[TableSpec], job: CacheJob, max_bytes: int, max_rows: int | None = None
-) -> dict[str, int]:
-    """Divides the memory of the caches.
-
-    Args:
-        specs: The cached tables.
-        job: What the caches share.
-        max_bytes: Memory of all of them.
-        max_rows: Largest number of copies of a table; None for any.
-
-    Returns:
-        For each table the number of its copies, at least 1.
-    """
-    row_bytes = {spec.name: CachedTable.bytes_per_row(spec, job) for spec in specs}
-    most = {spec.name: min(spec.max_ids or math.inf, max_rows or math.inf) for spec in specs}
-    capacities, left = {}, max_bytes
-    by_need = sorted(specs, key=lambda spec: most[spec.name] * row_bytes[spec.name])
-    for num_left, spec in zip(range(len(specs), 0, -1), by_need, strict=True):
-        fitting = left // num_left // row_bytes[spec.name]
-        capacities[spec.name] = capacity = max(1, int(min(fitting, most[spec.name])))
-        left -= capacity * row_bytes[spec.name]
-    return {spec.name: capacities[spec.name] for spec in specs}

@@ -16,6 +16,8 @@ from fleet_sparse.wire.frame_format import Block
 from .cached_table import Answer
 from .deduplicator import UniqueIds
 
+ID_BYTES, FLOAT_BYTES, VERSION_BYTES, COUNT_BYTES, SLACK_BYTES = 8, 4, 4, 4, 1
+
 
 class RowAsk(NamedTuple):
     """Asks the pservers about copies of rows of one table."""

@@ -33,11 +33,13 @@ from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes import sync_async
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.rows.cache_sizes import capacities_of, is_cached
 from fleet_sparse.worker.rows.cached_table import CachedTable, CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
-from fleet_sparse.worker.rows.row_caches import NUM_LAG_CLASSES, RowCaches, capacities_of, is_cached
+from fleet_sparse.worker.rows.row_caches import RowCaches
+from fleet_sparse.worker.rows.table_exchange import NUM_LAG_CLASSES
 from support import counting_jobs
 from support.counted_updates import EVERY_ID, NUM_IDS, CountedUpdates
 from support.cow_views import all_rows
@@ -870,6 +872,34 @@ class SavedMeanwhile:
 
     def wait(self) -> Any:
         in_threads(partial(quiesce, self._worker))
+        return self._call.wait()
+
+
+@pytest.mark.guarantee("H3")
+def test_a_pull_is_void_if_copies_change_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "lag", LOOSE, 2, 3)
+        for _ in range(4):
+            job.step()
+        worker = job.workers[1]
+        caches, start_pull = worker.caches, worker.client.start_pull
+        assert caches is not None
+        batch = worker.batch(job.spec, EVERYTHING)
+        with monkeypatch.context() as patch:
+            changed = partial(ClearedMeanwhile, caches, start_pull)
+            patch.setattr(worker.client, "start_pull", changed)
+            assert not caches.pull([batch], step=5)
+        assert caches.pull([batch], step=5)
+
+
+class ClearedMeanwhile:
+    """A call with an answer, before which the rows of the tables were replaced."""
+
+    def __init__(self, caches: RowCaches, start: Callable[..., Any], *arguments: Any, **more: Any) -> None:
+        self._call, self._caches = start(*arguments, **more), caches
+
+    def wait(self) -> Any:
+        self._caches.clear()
         return self._call.wait()
 
 

@@ -1,0 +1,71 @@
+"""Sizes of row caches: which tables are cached, and how much memory and how many bytes of a push they take. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from fleet_sparse.core.table_spec import TableSpec
+
+from .cached_table import CachedTable, CacheJob, may_hold
+from .row_exchange import COUNT_BYTES, FLOAT_BYTES, ID_BYTES, VERSION_BYTES
+
+
+def is_cached(spec: TableSpec) -> bool:
+    """Returns whether the rows of a table are cached."""
+    rule = spec.update_rule
+    # With an entry policy the pservers alone know which ids have a row.
+    return rule.kernel is not None and rule.trains and not rule.is_summed and not spec.statistics and spec.entry is None
+
+
+def capacities_of(
+    specs: Iterable[TableSpec], job: CacheJob, max_bytes: int, max_rows: int | None = None
+) -> dict[str, int]:
+    """Divides the memory of the caches.
+
+    Args:
+        specs: Tables of the job, of which some are cached.
+        job: What the caches share.
+        max_bytes: Memory of all of them.
+        max_rows: Largest number of copies of a table; None for any.
+
+    Returns:
+        For each cached table the number of its copies, at least 1.
+    """
+    cached = [spec for spec in specs if is_cached(spec)]
+    row_bytes = {spec.name: CachedTable.bytes_per_row(spec, job) for spec in cached}
+    most = {spec.name: min(spec.max_ids or math.inf, max_rows or math.inf) for spec in cached}
+    capacities, left = {}, max_bytes
+    by_need = sorted(cached, key=lambda spec: most[spec.name] * row_bytes[spec.name])
+    for num_left, spec in zip(range(len(cached), 0, -1), by_need, strict=True):
+        fitting = left // num_left // row_bytes[spec.name]
+        capacities[spec.name] = capacity = max(1, int(min(fitting, most[spec.name])))
+        left -= capacity * row_bytes[spec.name]
+    return {spec.name: capacities[spec.name] for spec in cached}
+
+
+def most_change_bytes(spec: TableSpec) -> int:
+    """Returns the size of the change of a row with its states, in a push."""
+    num_floats = spec.dim * (1 + spec.update_rule.num_states)
+    return ID_BYTES + COUNT_BYTES + VERSION_BYTES + FLOAT_BYTES * num_floats
+
+
+def num_flushes_of(
+    specs: Mapping[str, TableSpec], capacities: Mapping[str, int], job: CacheJob, part_bytes: int
+) -> int:
+    """Returns the largest number of parts in which caches are flushed, at least 1.
+
+    Args:
+        specs: Tables by name.
+        capacities: By name, the number of copies of those that are cached.
+        job: What the caches share.
+        part_bytes: Size of a part.
+    """
+    sizes = [(specs[name], num_rows) for name, num_rows in capacities.items()]
+    num_bytes = sum(most_change_bytes(spec) * num_rows for spec, num_rows in sizes if may_hold(spec, job))
+    return max(1, -(-num_bytes // part_bytes))
+
+
+def rows_in_part(spec: TableSpec, num_bytes: int) -> int:
+    """Returns how many rows of a table a part of a flush takes that has so many bytes left, rounded up."""
+    return max(-(-num_bytes // most_change_bytes(spec)), 0)

@@ -1,0 +1,191 @@
+"""TableExchange: one cached table of a worker, and what it asks the pservers and sends them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.wire.row_dtype import RowDtype, rounded
+
+from ..net.table_client import ExtraBlock, TableClient
+from .cached_table import Answer, Arrived, CachedTable, Changes, Counters, Outgoing, Plan
+from .deduplicator import Deduplicator, UniqueIds
+from .row_batch import RowBatch
+from .row_exchange import COUNT_BYTES, FLOAT_BYTES, ID_BYTES, SLACK_BYTES, VERSION_BYTES, RowAsk, RowChange, answer_of
+
+NUM_LAG_CLASSES = 33
+_MAX_READS = 64  # reads that may wait for their update: of threads that train, and of runs that failed
+
+
+class CacheStats(NamedTuple):
+    """What the cache of one table holds, and what it did since it was made."""
+
+    rows: int
+    """Number of copies."""
+    bytes: int
+    """Memory."""
+    held: int
+    """Number of rows with updates that the pservers do not have."""
+    counters: Counters
+    bytes_saved: int
+    """Bytes of ids, rows, gradients and states that were not sent and received, against no cache; negative if more."""
+    lags: tuple[tuple[int, ...], ...]
+    """`NUM_LAG_CLASSES` numbers for each pserver: how many copies it refreshed that lagged as `lag_class` says."""
+
+
+class Lookup(NamedTuple):
+    """The rows of one batch of a cached table on their way."""
+
+    batch: RowBatch
+    plan: Plan
+    plain: RowBatch
+    """Rows that are pulled as without a cache."""
+    ask: RowAsk | None
+
+
+class _Read(NamedTuple):
+    """A batch between its lookup and its update."""
+
+    unique: UniqueIds
+    plan: Plan
+    arrived: Arrived
+
+
+class TableExchange:
+    """A cached table, its lookups that are on their way, and the bytes that it has saved. Its owner holds a lock.
+
+    Args:
+        client: This worker's client.
+        deduplicator: Deduplicator with the shards' placement.
+        table: The copies.
+        is_alone: True if the job has one worker.
+
+    Attributes:
+        table: As given.
+    """
+
+    def __init__(self, client: TableClient, deduplicator: Deduplicator, table: CachedTable, *, is_alone: bool) -> None:
+        self.table = table
+        self._client = client
+        self._deduplicator = deduplicator
+        self._is_alone = is_alone
+        self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids
+        self._num_saved_bytes = 0
+        self._lags = np.zeros((client.num_shards, NUM_LAG_CLASSES), np.int64)
+
+    @property
+    def spec(self) -> TableSpec:
+        """Spec of the table."""
+        return self.table.spec
+
+    def stats(self) -> CacheStats:
+        """Returns what the cache holds and did."""
+        table = self.table
+        return CacheStats(
+            *(table.num_rows, table.num_bytes, table.num_held, table.counters, self._num_saved_bytes),
+            tuple(map(tuple, self._lags.tolist())),
+        )
+
+    def forget(self) -> None:
+        """Forgets all copies and what they hold."""
+        self._reads.clear()
+        self.table.forget()
+
+    # Lookups
+
+    def look_up(self, batch: RowBatch, step: int, sending: Outgoing | None = None) -> Lookup:
+        """Plans a lookup; arguments are those of `CachedTable.plan`."""
+        plan = self.table.plan(batch.unique.ids, step, sending)
+        plain = batch
+        if len(plan.plain) < len(plan.ids):
+            plain = RowBatch.empty(batch.spec, batch.unique.at(plan.plain))
+        ask = RowAsk(batch.spec, batch.unique.at(plan.asked), plan.versions) if len(plan.asked) else None
+        return Lookup(batch, plan, plain, ask)
+
+    def late(self, lookup: Lookup) -> Lookup | None:
+        """Returns what is left to ask about a batch that was looked up ahead; None for nothing."""
+        if not len(lookup.plan.late):
+            return None
+        plan = self.table.late_plan(lookup.plan)
+        return lookup._replace(plan=plan, ask=RowAsk(self.spec, lookup.batch.unique.at(plan.asked), plan.versions))
+
+    def refresh(self, lookup: Lookup, extra: Sequence[ExtraBlock]) -> None:
+        """Ends what `late` returned: copies are those of the answers."""
+        self.table.refresh(lookup.plan, self._answer(lookup, extra))
+
+    def finish(self, lookup: Lookup, extra: Sequence[ExtraBlock]) -> None:
+        """Fills the batch of a lookup, whose plain rows and answers have arrived."""
+        batch, plan = lookup.batch, lookup.plan
+        if lookup.plain is not batch and len(plan.plain):
+            batch.values[plan.plain] = lookup.plain.values
+        arrived = self.table.take(plan, self._answer(lookup, extra), batch.values)
+        if self._client.rows_dtype is not RowDtype.FLOAT32:
+            batch.values[:] = rounded(batch.values, self._client.rows_dtype)  # as without a cache
+        self._reads[id(batch.unique)] = _Read(batch.unique, plan, arrived)
+        if len(self._reads) > _MAX_READS:
+            self._reads.popitem(last=False)
+        self._num_saved_bytes += (len(plan.ids) - len(plan.plain)) * self._plain_bytes
+
+    def _answer(self, lookup: Lookup, extra: Sequence[ExtraBlock]) -> Answer:
+        """Returns the answer to the ask of a lookup, and counts its bytes and the lags of copies."""
+        if lookup.ask is None:
+            return self.table.no_answer
+        spec, plan = self.spec, lookup.plan
+        own = [each for each in extra if each.block.table_id == spec.table_id and each.block.copies]
+        own.sort(key=lambda each: (each.shard, each.part))
+        answer = answer_of(lookup.ask, [each.block for each in own])
+        self.table.count_lags(plan, answer, lookup.batch.unique.num_per_shard, self._lags)
+        num_bytes = len(plan.asked) * (ID_BYTES + VERSION_BYTES + SLACK_BYTES) + answer.states.nbytes
+        self._num_saved_bytes -= num_bytes + len(answer.rows) * (VERSION_BYTES + FLOAT_BYTES * spec.dim)
+        return answer
+
+    # Updates
+
+    def taken(self, batch: RowBatch) -> tuple[Plan, Arrived]:
+        """Returns the plan of a batch; one without entering rows if it was not looked up for training."""
+        read = self._reads.pop(id(batch.unique), None)
+        if read is not None and read.unique is batch.unique:
+            return read.plan, read.arrived
+        return self.table.unplanned(batch.unique.ids)
+
+    def changes(self, outgoing: Outgoing, optimizer_step: int, num_updated: int = 0) -> list[RowChange]:
+        """Returns what is sent of held updates, and counts its bytes.
+
+        Args:
+            outgoing: As the table returned it.
+            optimizer_step: The update rule's t.
+            num_updated: Number of rows of which this step has gradients.
+        """
+        self._num_saved_bytes += (num_updated - len(outgoing.as_gradients)) * self._plain_bytes
+        for changes in outgoing.changes:
+            row_bytes = ID_BYTES + FLOAT_BYTES * self.spec.dim + COUNT_BYTES
+            self._num_saved_bytes -= len(changes.ids) * row_bytes + changes.states.nbytes
+            self._num_saved_bytes -= len(changes.ids) * VERSION_BYTES if changes.states.shape[1] else 0
+        return [self._change(changes, optimizer_step) for changes in outgoing.changes]
+
+    @property
+    def _plain_bytes(self) -> int:
+        """Bytes of an id and a row as without a cache."""
+        return ID_BYTES + self._client.rows_dtype.in_frames.itemsize * self.spec.dim
+
+    def _change(self, changes: Changes, optimizer_step: int) -> RowChange:
+        unique, order = self._deduplicator.grouped(changes.ids, self.spec.salt)
+        if order is not None:
+            rows, amounts, states, num_updates = changes[1:5]
+            changes = Changes(unique.ids, rows[order], amounts[order], states[order], num_updates[order], changes.slots)
+        has_states = changes.states.shape[1] > 0
+        return RowChange(
+            self.spec,
+            unique,
+            changes.rows,
+            changes.amounts,
+            changes.states if has_states else None,
+            changes.num_updates,
+            1.0,
+            optimizer_step,
+            self._is_alone,
+        )
