@@ -159,7 +159,9 @@ class Checkpoints:
         log = self._shard.log
         assert log is not None, "checked by the caller"
         try:
-            size, begun_at = log.writer.size, self._clock()
+            begun_at = self._clock()
+            await in_thread(log.writer.sync)  # so that the segment that begins at the cut does not wait for the disk
+            size = log.writer.size
             first_lsn = await self._on_data_thread(partial(_cut, self._shard, save))
             if first_lsn is None:
                 return False

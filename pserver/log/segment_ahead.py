@@ -142,11 +142,21 @@ class SegmentAhead:
 def _is_empty(path: Path) -> bool:
     """Returns whether a segment has only zeros behind its header.
 
-    One that had begun has its records, but not its name, if the machine lost power before the name was durable.
+    One that had begun has its records, but not its name, if the machine lost power before the name was durable. What
+    was allocated and never written is a hole, which is not read.
     """
-    with path.open("rb") as file:
-        file.seek(HEADER_BYTES)
-        while part := file.read(_READ_BYTES):
-            if part.count(0) < len(part):
-                return False
-    return True
+    with path.open("rb", buffering=0) as file:
+        at = HEADER_BYTES
+        while True:
+            try:
+                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # the rest is a hole
+                    return True
+                raise
+            end = os.lseek(file.fileno(), at, os.SEEK_HOLE)
+            file.seek(at)
+            while part := file.read(min(_READ_BYTES, end - at)):
+                if part.count(0) < len(part):
+                    return False
+                at += len(part)
