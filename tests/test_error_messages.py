@@ -71,6 +71,7 @@ from fleet_sparse.plugin.size_limit import SizeLimit
 from fleet_sparse.plugin.static.minimize import minimize
 from fleet_sparse.plugin.static.sequence_pool import wrap_sequence_pool
 from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
+from fleet_sparse.pserver.admin.barriers import Arrival
 from fleet_sparse.pserver.admin.grpc_server import ControlPlane
 from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.membership import Membership, Registrant
@@ -514,8 +515,8 @@ def _memory(_: Path) -> None:
 )
 def _barriers(_: Path) -> None:
     members = job(2)
-    members.arrive("b", 1, 0, bytes([0]) * 16, 0.0)
-    members.arrive("c", 1, 1, bytes([1]) * 16, 0.0)
+    members.arrive(Arrival("b", 1, 0), bytes([0]) * 16, 0.0)
+    members.arrive(Arrival("c", 1, 1), bytes([1]) * 16, 0.0)
 
 
 @entry(
@@ -756,7 +757,7 @@ def _place(_: Path) -> None:
 
 @entry(SettingError, "barrier 'b': worker 0 is not registered, or has finished")
 def _stranger_at_a_barrier(_: Path) -> None:
-    job(2).arrive("b", 1, 0, b"somebody else...", 0.0)
+    job(2).arrive(Arrival("b", 1, 0), b"somebody else...", 0.0)
 
 
 @entry(SettingError, "<dir>/labelled.npz: has no array 'label' with the labels; it has ids. Name it with --label")
@@ -995,7 +996,7 @@ def _dead(_: Path) -> None:
     members = job(2)
     members.leave(bytes([1]) * 16, 0.0)
     members.find_lost(31.0)
-    members.arrive("b", 1, 0, bytes(16), 31.0)
+    members.arrive(Arrival("b", 1, 0), bytes(16), 31.0)
 
 
 @entry(
@@ -1006,7 +1007,7 @@ def _dead(_: Path) -> None:
 def _refused(_: Path) -> None:
     members = job(2)
     members.refuse(registrant(1, 2), "table 'sgd': dim 2 and 8")
-    members.arrive("b", 1, 0, bytes(16), 0.0)
+    members.arrive(Arrival("b", 1, 0), bytes(16), 0.0)
 
 
 @entry(
@@ -1018,7 +1019,7 @@ def _ended_job(_: Path) -> None:
     for worker in (0, 1):
         members.leave(bytes([worker]) * 16, 0.0)
     members.register(registrant(1, 2)._replace(client_id=b"in its place...."), 1.0)
-    members.arrive("b", 1, 0, bytes(16), 1.0)
+    members.arrive(Arrival("b", 1, 0), bytes(16), 1.0)
 
 
 @entry(
@@ -1028,9 +1029,9 @@ def _ended_job(_: Path) -> None:
 )
 def _unseen(_: Path) -> None:
     members = job(2, 0)
-    members.arrive("b", 1, 0, bytes(16), 0.0)
+    members.arrive(Arrival("b", 1, 0), bytes(16), 0.0)
     members.find_unseen(61.0)
-    members.arrive("b", 1, 0, bytes(16), 61.0)
+    members.arrive(Arrival("b", 1, 0), bytes(16), 61.0)
 
 
 @entry(

@@ -112,7 +112,6 @@ class JobConnection:
         self._others_wait = False  # at another barrier than the one that this worker passed last
         self._registering = threading.Lock()  # held while pservers are sent tables
         self._caches: RowCaches | None = None
-        self._copies_epoch = 0  # at the newest barrier
         with ExitStack() as undo:
             if role.pserver_endpoints:
                 self.control, embedded = control or open_control(role, settings), None
@@ -123,6 +122,7 @@ class JobConnection:
                 self.control, embedded = start_embedded(settings, load_dirname)
             undo.callback(self.control.close)
             registrations = self.registrations = self._register()
+            self._copies_epoch = registrations[0].copies_epoch  # then at the newest barrier
             placement = Placement.even(len(registrations), registrations[0].placement_version)
             warm_up()  # here, not in the first step
             self.client: TableClient
@@ -217,8 +217,12 @@ class JobConnection:
         return passed.num_loads
 
     def pass_barrier(self, name: str, *, once: bool = False, alone: bool = False) -> Passed:
-        """Waits at a barrier as `ControlClient.barrier`, outside of the steps; drops copies of replaced rows."""
-        passed = self.control.barrier(name, once=once, alone=alone)
+        """Waits at a barrier as `ControlClient.barrier`, outside of the steps; drops copies of replaced rows.
+
+        Where workers count the trained steps of the job, they agree on their number.
+        """
+        passed = self.control.barrier(name, once=once, alone=alone, num_trained=self.training.num_trained)
+        self.training.note_trained(passed.num_trained)
         if self._caches is not None and passed.copies_epoch != self._copies_epoch:
             self._caches.clear()
         self._copies_epoch = passed.copies_epoch
@@ -235,6 +239,13 @@ class JobConnection:
             for reporter in self._reporters:
                 if isinstance(reporter, ProgressReporter):
                     reporter.report()
+
+    def leave_steps_together(self) -> None:
+        """As `leave_steps`; where workers count the trained steps of the job, also waits for all, as at a barrier."""
+        if self.training.holds_back:
+            self.meet("leave steps")
+        else:
+            self.leave_steps()
 
     def check_step(self) -> None:
         """Refuses a step for which no other worker would push, because all wait at a barrier.
@@ -253,7 +264,7 @@ class JobConnection:
 
     def gather(self, contribution: bytes) -> list[bytes]:
         """Returns the contributions of all workers, by index; meanwhile the others' steps run without this worker."""
-        self.leave_steps()
+        self.leave_steps_together()
         contributions = self.control.gather("gather", contribution)
         self._has_left = False
         return contributions
@@ -261,7 +272,7 @@ class JobConnection:
     def exchange(self, name: str, parts: Sequence[bytes]) -> list[bytes]:
         """Sends a part to each worker, and returns those of all workers for this one, as `ControlClient.exchange`.
 
-        Called after `leave_steps`, once for a series of exchanges.
+        Called after `leave_steps_together`, once for a series of exchanges.
         """
         received = self.control.exchange(name, parts)
         self._has_left = False

@@ -71,14 +71,14 @@ class SaveQueue:
                 undo.pop_all()
                 self._finish_in_background(save)
 
-    def step(self, control: ControlClient, drain: Drain, begin: Begin, *, may_begin: bool = True) -> None:
+    def step(self, control: ControlClient, drain: Drain, begin: Begin, *, is_due: bool | None = None) -> None:
         """Counts a training step; saves if that is due and no save is under way.
 
         Args:
             control: Control client of this worker.
             drain: See `Drain`.
             begin: See `Begin`.
-            may_begin: False to leave a save that is due to a later step.
+            is_due: Whether a save is due, if not the schedule's own count of steps and time decides.
 
         Raises:
             FleetSparseError: `drain` failed. A save that fails is logged.
@@ -87,7 +87,7 @@ class SaveQueue:
         if schedule is None:
             return
         schedule.count_step(now)
-        if not may_begin or not schedule.is_due(now) or not self._under_way.acquire(blocking=False):
+        if not (schedule.is_due(now) if is_due is None else is_due) or not self._under_way.acquire(blocking=False):
             return
         with ExitStack() as undo:
             undo.callback(self._under_way.release)

@@ -37,7 +37,6 @@ class Snapshots:
         self._barrier_s = barrier_s
         self.queue = SaveQueue()
         self._num_loads = 0  # snapshots loaded into the running job that this worker has followed
-        self._num_steps = 0  # since the schedule was made
 
     def schedule(self, schedule: Schedule, connection: JobConnection | None) -> None:
         """Makes saves of this worker follow a schedule, from the next step on.
@@ -47,7 +46,7 @@ class Snapshots:
         """
         if connection is not None:
             self.check_schedule(connection, schedule)
-        self.queue.schedule, self._num_steps = schedule, 0
+        self.queue.schedule = schedule
 
     def check_schedule(self, connection: JobConnection, schedule: Schedule | None = None) -> None:
         """Checks that the saves of a schedule, by default of this worker's, have all that workers trained.
@@ -126,8 +125,8 @@ class Snapshots:
     def note_step(self, connection: JobConnection) -> None:
         """Notes that a run of a program that trains has ended; saves if a scheduled save is due.
 
-        In a schedule of steps all workers send what their row caches hold, after the same step. Where that takes steps,
-        a save begins right after them.
+        Where row caches hold updates that workers send in steps, all workers of a schedule of steps do so after the
+        same step of the job, and a save begins right after.
 
         Raises:
             FleetSparseError: An earlier push failed. A save that fails is logged.
@@ -135,16 +134,17 @@ class Snapshots:
         schedule = self.queue.schedule
         if schedule is None:
             return
-        self._num_steps += 1
-        is_multiple = schedule.steps is not None and self._num_steps % schedule.steps == 0
-        if is_multiple:
-            self._send_held(connection)
+        is_due: bool | None = None
+        if schedule.steps is not None and connection.training.holds_back:
+            is_due = connection.training.num_trained % schedule.steps == 0
+            if is_due:
+                self._send_held(connection)
         if connection.role.is_first:
             self.queue.step(
                 connection.control,
                 lambda: self._drain(connection),
                 lambda save: self._begin(connection, save),
-                may_begin=is_multiple or not connection.training.holds_back,
+                is_due=is_due,
             )
 
     def load(

@@ -74,7 +74,7 @@ class Launch(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., machine: _Optional[str] = ..., launcher: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers", "progress", "acks_precede_durability", "pushed_step", "max_staged_bytes", "log_job_id", "log_has_content")
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers", "progress", "acks_precede_durability", "pushed_step", "max_staged_bytes", "log_job_id", "log_has_content", "copies_epoch")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class RegisterReply(_message.Message):
     MAX_STAGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOG_JOB_ID_FIELD_NUMBER: _ClassVar[int]
     LOG_HAS_CONTENT_FIELD_NUMBER: _ClassVar[int]
+    COPIES_EPOCH_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     shard: int
     num_shards: int
@@ -117,7 +118,8 @@ class RegisterReply(_message.Message):
     max_staged_bytes: int
     log_job_id: int
     log_has_content: bool
-    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ..., progress: _Optional[_Union[WorkerPosition, _Mapping]] = ..., acks_precede_durability: bool = ..., pushed_step: _Optional[int] = ..., max_staged_bytes: _Optional[int] = ..., log_job_id: _Optional[int] = ..., log_has_content: bool = ...) -> None: ...
+    copies_epoch: int
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ..., progress: _Optional[_Union[WorkerPosition, _Mapping]] = ..., acks_precede_durability: bool = ..., pushed_step: _Optional[int] = ..., max_staged_bytes: _Optional[int] = ..., log_job_id: _Optional[int] = ..., log_has_content: bool = ..., copies_epoch: _Optional[int] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec", "num_rejected_ids")
@@ -150,7 +152,7 @@ class AttendReply(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("name", "worker_index", "sequence", "client_id", "once", "contribution", "alone")
+    __slots__ = ("name", "worker_index", "sequence", "client_id", "once", "contribution", "alone", "num_trained")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +160,7 @@ class BarrierRequest(_message.Message):
     ONCE_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRAINED_FIELD_NUMBER: _ClassVar[int]
     name: str
     worker_index: int
     sequence: int
@@ -165,19 +168,22 @@ class BarrierRequest(_message.Message):
     once: bool
     contribution: bytes
     alone: bool
-    def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., once: bool = ..., contribution: _Optional[bytes] = ..., alone: bool = ...) -> None: ...
+    num_trained: int
+    def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., once: bool = ..., contribution: _Optional[bytes] = ..., alone: bool = ..., num_trained: _Optional[int] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ("contributions", "num_loads", "others_wait", "copies_epoch")
+    __slots__ = ("contributions", "num_loads", "others_wait", "copies_epoch", "num_trained")
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
     OTHERS_WAIT_FIELD_NUMBER: _ClassVar[int]
     COPIES_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRAINED_FIELD_NUMBER: _ClassVar[int]
     contributions: _containers.RepeatedScalarFieldContainer[bytes]
     num_loads: int
     others_wait: bool
     copies_epoch: int
-    def __init__(self, contributions: _Optional[_Iterable[bytes]] = ..., num_loads: _Optional[int] = ..., others_wait: bool = ..., copies_epoch: _Optional[int] = ...) -> None: ...
+    num_trained: int
+    def __init__(self, contributions: _Optional[_Iterable[bytes]] = ..., num_loads: _Optional[int] = ..., others_wait: bool = ..., copies_epoch: _Optional[int] = ..., num_trained: _Optional[int] = ...) -> None: ...
 
 class PlanSaveRequest(_message.Message):
     __slots__ = ("dirname", "save_id", "kind")

@@ -16,7 +16,7 @@ from fleet_sparse.wire import control_pb2 as messages
 from ..engine.shard import Shard
 from ..log.control_state import BarrierOpening, encoded_change
 from .background import Signal, task_of
-from .barriers import Contribution
+from .barriers import Arrival, Contribution
 from .load_rpcs import LoadService
 from .log_appends import LogAppends
 from .membership import Membership
@@ -87,8 +87,14 @@ class BarrierService:
             contributions=[b"".join(each) for each in contributions],
             num_loads=self._loads.num_kept - self._loads.num_before[worker_index],
             others_wait=self._membership.passed_alone(name, worker_index),
-            copies_epoch=(self._shard.incarnation + self._loads.num_kept + self._shrinks.num_done) % _EPOCHS,
+            copies_epoch=self.copies_epoch,
+            num_trained=self._membership.num_trained(worker_index),
         )
+
+    @property
+    def copies_epoch(self) -> int:
+        """Another number once rows were loaded or removed, or by another process."""
+        return (self._shard.incarnation + self._loads.num_kept + self._shrinks.num_done) % _EPOCHS
 
     async def exchange(self, request: messages.ExchangeRequest) -> messages.ExchangeReply:
         """Answers Exchange: a barrier at which every worker has a part for each worker."""
@@ -153,16 +159,16 @@ class BarrierService:
 
     def _arrive(self, request: messages.BarrierRequest, contribution: Contribution) -> bool:
         """Returns whether a worker has passed a barrier; wakes the others if it opened the barrier."""
-        has_passed = self._membership.arrive(
+        arrival = Arrival(
             request.name,
             request.sequence,
             request.worker_index,
-            request.client_id,
-            self._clock(),
-            once=request.once,
-            alone=request.alone,
-            contribution=contribution,
+            request.once,
+            request.alone,
+            contribution,
+            request.num_trained,
         )
+        has_passed = self._membership.arrive(arrival, request.client_id, self._clock())
         opening = self._membership.take_opening()
         if opening is not None:
             if self._shard.log is not None:

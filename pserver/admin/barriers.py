@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fleet_sparse.errors import PlanError, WorkerLost
 
@@ -17,6 +18,23 @@ Contribution = tuple[bytes, ...]
 """Bytes that a worker has at a barrier for the others: one item for all of them, an item for each by index, or none."""
 
 
+class Arrival(NamedTuple):
+    """A worker that has come to a barrier."""
+
+    name: str
+    """Name of the barrier."""
+    sequence: int
+    """Counts the barriers of this name at which the worker was."""
+    worker_index: int
+    once: bool = False
+    """True if the barrier stays open for the rest of the job."""
+    alone: bool = False
+    """True if it also opens, for those that are there, once all others wait at other barriers."""
+    contribution: Contribution = ()
+    num_trained: int = 0
+    """How many steps of the job were trained, as far as the worker knows."""
+
+
 @dataclass(slots=True)
 class Passages:
     """The barriers that one worker has passed, by name.
@@ -25,11 +43,13 @@ class Passages:
         sequences: Newest sequence that it passed.
         gathered: Contributions of all workers, when it passed.
         alone: True if others waited elsewhere when it passed.
+        num_trained: Largest number of trained steps of the workers that waited when it passed the last one.
     """
 
     sequences: dict[str, int] = field(default_factory=dict)
     gathered: dict[str, tuple[Contribution, ...]] = field(default_factory=dict)
     alone: dict[str, bool] = field(default_factory=dict)
+    num_trained: int = 0
 
     def has_passed(self, name: str, sequence: int) -> bool:
         """Returns whether the worker has passed a barrier with this sequence, or a later one."""
@@ -38,6 +58,7 @@ class Passages:
     def add(self, opening: BarrierOpening, worker_index: int) -> None:
         """The worker has passed a barrier that opened."""
         self.sequences[opening.name] = opening.passed[worker_index]
+        self.num_trained = opening.num_trained
         if opening.is_alone is not None:
             self.alone[opening.name] = opening.is_alone
         if opening.contributions:
@@ -51,6 +72,7 @@ class _Barrier:
     passages: dict[int, Passages] = field(default_factory=dict)  # those of the workers that wait
     contributions: dict[int, Contribution] = field(default_factory=dict)  # worker -> what it has for the others
     opens_alone: bool = False  # once all others wait at other barriers
+    num_trained: int = 0  # largest one of the workers that came
 
 
 class Barriers:
@@ -92,18 +114,7 @@ class Barriers:
         """Returns whether a barrier has opened for the rest of the job."""
         return name in self._opened_once
 
-    def arrive(
-        self,
-        name: str,
-        sequence: int,
-        worker_index: int,
-        passages: Passages,
-        now: float,
-        *,
-        once: bool,
-        alone: bool,
-        contribution: Contribution,
-    ) -> BarrierOpening | None:
+    def arrive(self, arrival: Arrival, passages: Passages, now: float) -> BarrierOpening | None:
         """A worker waits at a barrier, as of `Membership.arrive`; it has not passed with this sequence yet.
 
         Returns:
@@ -113,23 +124,25 @@ class Barriers:
             PlanError: All workers wait, at different barriers, so that none will open.
             WorkerLost: A worker never registered in the time that it has.
         """
+        name, worker_index = arrival.name, arrival.worker_index
         barrier = self._barriers.setdefault(name, _Barrier(now))
         if worker_index not in barrier.waiting:
             self._num_waits[worker_index] += 1
-        barrier.waiting[worker_index] = sequence
+        barrier.waiting[worker_index] = arrival.sequence
         barrier.passages[worker_index] = passages
-        barrier.opens_alone = alone
-        if contribution:
-            barrier.contributions[worker_index] = contribution
+        barrier.opens_alone = arrival.alone
+        barrier.num_trained = max(barrier.num_trained, arrival.num_trained)
+        if arrival.contribution:
+            barrier.contributions[worker_index] = arrival.contribution
         if len(barrier.waiting) < self._num_workers:
             opening = self._open_alone()
             if opening is None:
                 self._check_can_open(name, worker_index)
                 self._check_all_seen(name, worker_index, now)
             return opening
-        if once:
+        if arrival.once:
             self._opened_once.add(name)
-        return self._open(name, once=once)
+        return self._open(name, once=arrival.once)
 
     def withdraw(self, name: str, sequence: int, worker_index: int) -> None:
         """A worker does not wait at a barrier with this sequence any more."""
@@ -148,6 +161,7 @@ class Barriers:
         return sorted(index for index in unseen if index is not None)
 
     def _open(self, name: str, *, once: bool = False) -> BarrierOpening:
+        num_trained = max(each.num_trained for each in self._barriers.values())
         barrier = self._barriers.pop(name)
         gathered = tuple(barrier.contributions.get(index, ()) for index in sorted(barrier.waiting))
         opening = BarrierOpening(
@@ -156,6 +170,7 @@ class Barriers:
             once,
             len(barrier.waiting) < self._num_workers if barrier.opens_alone else None,
             gathered if barrier.contributions else (),
+            num_trained,
         )
         for index in opening.passed:
             self._end_wait(index)

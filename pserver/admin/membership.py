@@ -17,7 +17,7 @@ from fleet_sparse.launch import Launch
 from fleet_sparse.wire.control import WorkerProgress
 
 from ..log.control_state import BarrierOpening, ControlState
-from .barriers import LAST_BARRIER, Barriers, Contribution, Passages
+from .barriers import LAST_BARRIER, Arrival, Barriers, Contribution, Passages
 
 MAX_WORKERS = 65_536
 """Largest number of workers of a job."""
@@ -470,18 +470,7 @@ class Membership:
         """Returns the workers that never registered and for which a barrier waited too long: it has failed."""
         return self._barriers.find_unseen(now)
 
-    def arrive(
-        self,
-        name: str,
-        sequence: int,
-        worker_index: int,
-        client_id: bytes,
-        now: float,
-        *,
-        once: bool = False,
-        alone: bool = False,
-        contribution: Contribution = (),
-    ) -> bool:
+    def arrive(self, arrival: Arrival, client_id: bytes, now: float) -> bool:
         """A worker is at a barrier. Returns True if it has passed; else it waits, and calls again if the barrier opened
         or a worker was lost.
 
@@ -497,6 +486,7 @@ class Membership:
             WorkerLost: A worker is lost, or one never registered in the time that it has. The barrier does not count
                 this one any more.
         """
+        name, sequence, worker_index = arrival.name, arrival.sequence, arrival.worker_index
         self.check_not_ended(f"barrier {name!r}", client_id)
         worker = self._workers.get(worker_index) or self._finished.get(worker_index)
         if worker is None or worker.client_id != client_id:
@@ -505,7 +495,7 @@ class Membership:
             return True
         if worker_index in self._finished:
             raise SettingError(f"barrier {name!r}: worker {worker_index} is not registered, or has finished")
-        if once and self._barriers.stays_open(name):
+        if arrival.once and self._barriers.stays_open(name):
             worker.passages.sequences[name] = sequence
             return True
         if self._lost:
@@ -515,9 +505,7 @@ class Membership:
                 "Look into its log, and start the workers again",
                 worker_index=lost,
             )
-        opening = self._barriers.arrive(
-            name, sequence, worker_index, worker.passages, now, once=once, alone=alone, contribution=contribution
-        )
+        opening = self._barriers.arrive(arrival, worker.passages, now)
         if opening is None:
             return False
         if opening.name == LAST_BARRIER:
@@ -546,6 +534,11 @@ class Membership:
         """Returns whether others waited at another barrier when a worker passed the barrier `name` last."""
         worker = self._workers.get(worker_index)
         return worker is not None and worker.passages.alone.get(name, False)
+
+    def num_trained(self, worker_index: int) -> int:
+        """Returns how many steps the workers had trained at most when a worker passed its last barrier."""
+        worker = self._workers.get(worker_index)
+        return 0 if worker is None else worker.passages.num_trained
 
     def check_not_ended(self, where: str, client_id: bytes) -> None:
         """Checks that a client is no worker of the job before the present one.

@@ -280,6 +280,7 @@ class RegistrationService:
             stream_endpoint=self._data_endpoints.stream,
             tables=table_messages(states),
             job_id=self._membership.job_id,
+            copies_epoch=self._barriers.copies_epoch,
             resumed=resumed,
             is_supervised=self._is_supervised,
             is_restart=self._predecessor.is_restart and not self._has_resumed,

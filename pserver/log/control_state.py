@@ -51,6 +51,7 @@ class BarrierOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         once: True if the barrier stays open for the rest of the job.
         is_alone: True if other workers waited elsewhere; None if the barrier does not open alone.
         contributions: What each worker had for the others, in the order of the workers; empty if none had anything.
+        num_trained: Largest number of steps that a worker knew to be trained.
     """
 
     name: str
@@ -58,6 +59,7 @@ class BarrierOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     once: bool = False
     is_alone: bool | None = None
     contributions: tuple[tuple[bytes, ...], ...] = ()
+    num_trained: int = 0
 
     @property
     def num_bytes(self) -> int:

@@ -105,6 +105,22 @@ def test_scheduled_saves_have_what_was_held(tmp_path: Path, endpoints: str, dens
         np.testing.assert_array_equal(saved_rows(path, COUNTER, np.arange(made.shape[1])), made[step])
 
 
+@pytest.mark.guarantee("H8")
+@pytest.mark.parametrize("dense", ["pservers", "all_reduce"])
+def test_scheduled_saves_between_uneven_passes_have_what_was_held(tmp_path: Path, endpoints: str, dense: str) -> None:
+    """Worker 0 waits at a barrier for the last three batches of each pass of the other one."""
+    variables = {"SIZES": "10,13", "MEET": "1", "DENSE": dense, "SAVE_EVERY": "6"}
+    outputs_of("cached_passes.py", tmp_path, PADDLE_TRAINER_ENDPOINTS=endpoints, **variables)
+    made = [np.load(tmp_path / f"made{worker}.npy") for worker in range(2)]
+    trained = [(10 * number + min(batch, 10), 13 * number + batch) for number in range(3) for batch in range(14)]
+    cuts = []
+    for path in sorted((tmp_path / "model").iterdir()):
+        rows = saved_rows(path, COUNTER, np.arange(made[0].shape[1]))
+        cuts += [cut for cut in trained if all(np.array_equal(rows[:, w], made[w][cut[w]]) for w in range(2))][:1]
+    assert len(cuts) == len(list((tmp_path / "model").iterdir()))
+    assert cuts[-1] > (10, 13)
+
+
 @pytest.mark.guarantee("H6", "V3")
 def test_a_worker_that_saves_alone_has_all_dense_updates(tmp_path: Path) -> None:
     """Its values are checked in each step. The other worker trains a sixth step while it sends."""

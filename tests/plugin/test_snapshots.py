@@ -32,6 +32,10 @@ class Job:
         monkeypatch.setattr(queue, "_finish_in_background", lambda save: queue._under_way.release())
         queue.schedule = Schedule("model", seconds=None, steps=10, keep_last=1, deltas=0)
 
+    @property
+    def num_trained(self) -> int:
+        return self.step
+
     def send_held(self) -> bool:
         if self.holds_back:
             self.sent.append(self.step)

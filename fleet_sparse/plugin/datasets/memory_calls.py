@@ -116,7 +116,7 @@ def global_shuffle(self: Any, fleet: Any = None, thread_num: int = 12) -> None:
         memory.shuffle(active().settings.seed, worker_index(), _epoch_of(self))
         return
     connection = active().connection("global_shuffle")
-    connection.leave_steps()
+    connection.leave_steps_together()
     exchange = partial(connection.exchange, "global_shuffle")
     memory.shuffle_globally(active().settings.seed, worker_index(), num_workers, exchange)
 
@@ -133,7 +133,7 @@ def get_memory_data_size(self: Any, fleet: Any = None) -> int:
     if num_workers == 1:
         return num_lines
     connection = active().connection("get_memory_data_size")
-    connection.leave_steps()
+    connection.leave_steps_together()
     sizes = connection.exchange("get_memory_data_size", [num_lines.to_bytes(8, "little")] * num_workers)
     return sum(int.from_bytes(size, "little") for size in sizes)
 

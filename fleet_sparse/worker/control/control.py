@@ -46,6 +46,8 @@ class Passed(NamedTuple):
     copies_epoch: int = 0
     """Another number than at the barrier before if rows were loaded or removed since, so that copies of rows have no
     meaning any more."""
+    num_trained: int = 0
+    """Largest number of trained steps that a worker gave, of all that waited at a barrier."""
 
 
 class ControlClient:
@@ -264,7 +266,7 @@ class ControlClient:
         """Calls `watcher` with the tables of each shard every `settings.heartbeat_s`, from another thread."""
         self._liveness.watch_tables(watcher)
 
-    def barrier(self, name: str, *, once: bool = False, alone: bool = False) -> Passed:
+    def barrier(self, name: str, *, once: bool = False, alone: bool = False, num_trained: int = 0) -> Passed:
         """Returns when every worker has called it as often as this one, at most `settings.barrier_s` later.
 
         Args:
@@ -272,16 +274,17 @@ class ControlClient:
             once: True if the barrier stays open for the rest of the job once it has opened, as for a worker that is
                 started again.
             alone: True if the barrier opens also once every worker that has not called it waits at another one.
+            num_trained: Number of steps of the job that were trained, as far as this worker knows.
 
         Raises:
             WorkerLost: A worker is lost.
             ShardUnavailable: Shard 0 is gone, or the barrier took too long.
         """
-        reply = self._meet(messages.BarrierRequest(name=name, once=once, alone=alone))
+        reply = self._meet(messages.BarrierRequest(name=name, once=once, alone=alone, num_trained=num_trained))
         if once:
             with self._lock:
                 self._open_barriers.add(name)
-        return Passed(reply.num_loads, reply.others_wait, reply.copies_epoch)
+        return Passed(reply.num_loads, reply.others_wait, reply.copies_epoch, reply.num_trained)
 
     def report_progress(self, progress: Progress) -> None:
         """Tells shard 0 how far this worker is.

@@ -235,6 +235,7 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         reply.pushed_step,
         reply.max_staged_bytes,
         reply.log_job_id,
+        reply.copies_epoch,
     )
 
 

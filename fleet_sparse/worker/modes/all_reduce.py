@@ -220,7 +220,7 @@ class AllReduceTraining:
                     num_leaving = self._take_part(leaves=number >= num_parts)
                 if num_leaving == self._num_workers:
                     break
-            self._rows.held.note_sent(num_parts)
+            self._rows.held.note_sent()
 
     @property
     def holds_back(self) -> bool:
@@ -248,6 +248,15 @@ class AllReduceTraining:
                 )
         return has_sent
 
+    @property
+    def num_trained(self) -> int:
+        """As `Training`."""
+        return self._rows.num_trained
+
+    def note_trained(self, num_trained: int) -> None:
+        """As `Training`."""
+        self._rows.note_trained(num_trained)
+
     def end_pass(self) -> None:
         """As `Training`."""
         self._rows.end_pass()
@@ -259,6 +268,7 @@ class AllReduceTraining:
         num_leaving, num_trained = self._shared.values[first_flag - 2 : first_flag]
         if num_trained:
             self._has_all_steps = False
+            self._rows.held.num_trained += 1
         if num_leaving == self._num_workers:
             has_all_steps = self._shared.values[first_flag:] > 0
             if not has_all_steps.all():

@@ -203,6 +203,14 @@ class GeoTraining:
         """As `Training`; there are no row caches."""
         return False
 
+    @property
+    def num_trained(self) -> int:
+        """As `Training`; there are no row caches."""
+        return 0
+
+    def note_trained(self, num_trained: int) -> None:
+        """As `Training`; there are no row caches."""
+
     def end_pass(self) -> None:
         """As `Training`; there are no row caches."""
 

@@ -213,6 +213,18 @@ class Training(Protocol):
         """
         ...
 
+    @property
+    def num_trained(self) -> int:
+        """Number of steps of the job that were trained, as far as this worker knows; 0 unless it `holds_back`.
+
+        While it waits or sends, others may train: workers tell each other at barriers.
+        """
+        ...
+
+    def note_trained(self, num_trained: int) -> None:
+        """Takes over the largest number of trained steps that a worker knows of, at a barrier."""
+        ...
+
     def end_pass(self) -> None:
         """Sends what row caches of this worker hold, at the end of its pass over the data; raises as `update`.
 

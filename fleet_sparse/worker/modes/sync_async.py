@@ -236,6 +236,16 @@ class PserverTraining:
         """As `Training`."""
         return self.held.send()
 
+    @property
+    def num_trained(self) -> int:
+        """As `Training`."""
+        return self.held.num_trained if self.holds_back else 0
+
+    def note_trained(self, num_trained: int) -> None:
+        """As `Training`."""
+        with self._lock:
+            self.held.num_trained = max(self.held.num_trained, num_trained)
+
     def end_pass(self) -> None:
         """As `Training`."""
         if not self._is_merged and self._caches is not None and self._caches.can_flush():
@@ -260,7 +270,6 @@ class PserverTraining:
             with self._lock:
                 self._step += 1
                 if self._is_merged:  # the steps are the job's
-                    self.held.count_untrained()
                     self._passed.append(self._newest())
         pending.wait()
 
@@ -327,11 +336,12 @@ class PserverTraining:
             for update in dense:
                 self._num_updates[update.spec.name] = update.optimizer_step
             self._step += 1
-            num_steps = self._step if self._is_merged else self._passed[-1].num_steps + 1
-            if position is None:
-                self.held.count_untrained()
-                position = self._passed[-1].position
-            self._passed.append(Progress(num_steps, position, num_untrained=self.held.num_untrained))
+            before, is_trained = self._passed[-1], position is not None
+            if is_trained:
+                self.held.num_trained += 1
+            num_steps = self._step if self._is_merged else before.num_steps + 1
+            num_untrained = num_steps - self.held.num_trained
+            self._passed.append(Progress(num_steps, position if is_trained else before.position, 0, num_untrained))
 
     def _note_complete(self, step: int) -> None:
         with self._lock:
@@ -390,7 +400,7 @@ class PserverTraining:
         newest = self._passed[-1]
         if not self._is_merged:
             return newest
-        return newest._replace(num_steps=self._step, num_untrained=self.held.num_untrained)
+        return newest._replace(num_steps=self._step, num_untrained=self._step - self.held.num_trained)
 
     def drain(self, *, leaves: bool = False) -> None:
         """As `Training`; in a job that does not count steps there is no step group to leave.
@@ -400,7 +410,7 @@ class PserverTraining:
         """
         if self._caches is not None:
             if leaves and self.holds_back:
-                self.held.send(leaves=True)
+                self.held.send()
             elif not self._is_merged and self._caches.num_held:
                 with self._stepping:
                     self._flush_caches(self._caches)
@@ -413,8 +423,10 @@ class PserverTraining:
             self._is_left = True
             step = self._client.leave()
             with self._lock:
+                if not self.holds_back:  # else some of the steps may have sent what was held, as a barrier tells
+                    self.held.num_trained += step - self._step
                 self._step, self._complete, self._is_left = step, step, False
-            self.held.note_sent(self.held.num_parts)
+            self.held.note_sent()
 
     def close(self) -> None:
         """As `Training`."""

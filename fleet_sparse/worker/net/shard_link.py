@@ -76,6 +76,8 @@ class Registration(NamedTuple):
     """Largest total size of the pushes that it stages for a step."""
     log_job_id: int = 0
     """The job with which the log of the pserver begins; 0 without one."""
+    copies_epoch: int = 0
+    """Of shard 0: as of `Passed`."""
 
 
 class Resumption(NamedTuple):

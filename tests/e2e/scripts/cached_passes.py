@@ -1,9 +1,9 @@
-"""Sync workers that cache rows and make three passes of other lengths, with no barrier between them.
+"""Sync workers that cache rows and make three passes of other lengths.
 
 In each step every worker adds 1 to its value of the rows that it looks up and to a dense parameter, and checks both.
-SIZES is the number of batches of each worker in a pass, as `10,13`. DENSE is the strategy's `dense`. SAVE_EVERY is the
-interval of saves in steps; SAVE_ALONE the step after which worker 0 saves and no other worker does. `made0.npy` has the
-numbers of updates of each row by worker 0 after each of its steps.
+SIZES is the number of batches of each worker in a pass, as `10,13`; with MEET they meet at a barrier after each pass.
+DENSE is the strategy's `dense`. SAVE_EVERY is the interval of saves in steps; SAVE_ALONE the step after which worker 0
+saves and no other worker does. `made0.npy` has the numbers of updates of each row by worker 0 after each of its steps.
 """
 
 import os
@@ -33,7 +33,7 @@ exe = start()
 column = np.zeros((2, 1), np.float32)
 column[worker] = -1
 rng = np.random.default_rng(worker)
-alone = int(os.environ.get("SAVE_ALONE", "0"))
+alone, meets = int(os.environ.get("SAVE_ALONE", "0")), "MEET" in os.environ
 
 
 def batches():
@@ -43,17 +43,20 @@ def batches():
 
 made = [np.zeros(NUM_IDS, np.int64)]
 num_steps = [NUM_PASSES * size for size in sizes]
-for _ in range(NUM_PASSES):
-    for feed in fleet_sparse.look_ahead(batches()):
-        step = len(made) - 1
+for number in range(NUM_PASSES):
+    for batch, feed in enumerate(fleet_sparse.look_ahead(batches())):
+        step, other = len(made) - 1, sizes[1 - worker]
         seen, found = exe.run(feed=feed, fetch_list=[rows, dense])
         np.testing.assert_array_equal(seen[:, worker], made[-1][feed["ids"]])
         is_behind = alone and worker == 0 and step >= alone  # the other trained a step more, while this one sent
-        assert found == step + min(step + bool(is_behind), num_steps[1 - worker]) or (alone and worker == 1), found
+        of_other = number * other + min(batch, other) if meets else min(step + bool(is_behind), num_steps[1 - worker])
+        assert found == step + of_other or (alone and worker == 1), found
         made.append(made[-1].copy())
         made[-1][feed["ids"]] += 1
         if worker == 0 and step + 1 == alone:
             fleet_sparse.save("model")
+    if meets:
+        fleet.barrier_worker()
 np.save(f"made{worker}", made)
 fleet.barrier_worker()
 assert fleet_sparse.stats()["row_cache"]["counter"]["held"] == 0

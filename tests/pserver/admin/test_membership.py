@@ -9,7 +9,7 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.errors import PlanError, SettingError, WorkerLost
 from fleet_sparse.launch import Launch
-from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
+from fleet_sparse.pserver.admin.barriers import LAST_BARRIER, Arrival
 from fleet_sparse.pserver.admin.membership import (
     MAX_WORKERS,
     RECONNECT_S,
@@ -52,7 +52,8 @@ class Job:
         assert self.members.find_lost(LOST_AFTER_S + 0.1) == [worker]
 
     def arrive(self, name: str, worker: int, sequence: int = 1, now: float = 0.0, **more: Any) -> bool:
-        return self.members.arrive(name, sequence, worker, more.pop("client_id", client_of(worker)), now, **more)
+        client_id = more.pop("client_id", client_of(worker))
+        return self.members.arrive(Arrival(name, sequence, worker, **more), client_id, now)
 
     def open_once(self, name: str) -> None:
         assert [self.arrive(name, worker, once=True) for worker in range(self.num_workers)][-1]
@@ -75,11 +76,27 @@ def test_barrier_alone_opens_once_the_others_wait_elsewhere() -> None:
     assert job.arrive("meet", 1)
 
 
+def test_workers_hear_of_the_most_trained_steps_at_a_barrier() -> None:
+    job = Job(3)
+    for worker, num_trained in enumerate((4, 7, 5)):
+        job.arrive("meet", worker, num_trained=num_trained)
+    assert [job.members.num_trained(worker) for worker in range(3)] == [7, 7, 7]
+
+
+def test_trained_steps_of_workers_at_another_barrier_count() -> None:
+    job = Job(2)
+    assert not job.arrive("meet", 1, num_trained=12)
+    assert job.arrive("load", 0, alone=True, num_trained=9)
+    assert [job.members.num_trained(worker) for worker in range(2)] == [12, 0]
+    assert job.arrive("meet", 0, num_trained=14)
+    assert [job.members.num_trained(worker) for worker in range(2)] == [14, 14]
+
+
 def test_barrier_alone_opens_at_once_if_all_others_wait() -> None:
     job = Job(2)
     assert not job.arrive("meet", 1)
     assert job.arrive("load", 0, alone=True)
-    assert not job.members.arrive("load", 2, 1, client_of(1), 0.0, alone=True)
+    assert not job.arrive("load", 1, sequence=2, alone=True)
 
 
 def test_barrier_alone_is_one_of_all_workers_if_all_arrive() -> None:

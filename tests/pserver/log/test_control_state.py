@@ -102,6 +102,18 @@ async def test_second_worker_passes_a_barrier_after_a_crash(tmp_path: Path, has_
 
 
 @in_loop
+async def test_trained_steps_of_a_barrier_survive_a_crash(tmp_path: Path) -> None:
+    held = await registered(tmp_path)
+    requests = [barrier(0), barrier(1)]
+    for request, num_trained in zip(requests, (3, 5), strict=True):
+        request.num_trained = num_trained
+    await meet(held, *requests)
+    again = restarted(held)
+    await again.start(resuming(0))
+    assert (await again.start(requests[0])).num_trained == 5
+
+
+@in_loop
 async def test_barrier_is_durable_before_a_worker_is_answered(tmp_path: Path) -> None:
     held = await registered(tmp_path)
     log = held.shard.log

@@ -125,6 +125,14 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def meet(workers: list[Worker]) -> None:
     in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
+    agree(workers)
+
+
+def agree(workers: list[Worker]) -> None:
+    """As at a barrier behind which all workers have left the steps."""
+    num_trained = max(worker.training.num_trained for worker in workers)
+    for worker in workers:
+        worker.training.note_trained(num_trained)
 
 
 @pytest.mark.guarantee("H8")
@@ -172,6 +180,7 @@ def test_a_worker_with_fewer_batches_counts_all_steps(cluster: InProcessCluster)
 
     for _ in range(2):
         in_threads(*(partial(run, worker, n) for worker, n in zip(workers, (5, 2, 0), strict=True)))
+        agree(workers)
     assert [worker.num_trained for worker in workers] == [10, 10, 10]
 
 
@@ -221,6 +230,7 @@ def test_uneven_passes_count_as_many_steps_as_without_a_cache(
         worker.training.drain(leaves=True)
 
     in_threads(*(partial(run, worker, size) for worker, size in zip(workers, sizes, strict=True)))
+    agree(workers)
     assert [worker.num_trained for worker in workers] == [num_passes * max(sizes)] * 2
 
 
@@ -239,7 +249,24 @@ def test_steps_that_others_train_count_while_one_sends_alone(cluster: InProcessC
     assert [worker.num_trained for worker in workers] == [4, 4 + num_parts]
     train(workers, 2, np.arange(8))
     meet(workers)
-    assert max(worker.num_trained for worker in workers) == 6 + num_parts
+    assert [worker.num_trained for worker in workers] == [6 + num_parts] * 2
+
+
+@pytest.mark.guarantee("V3")
+def test_steps_that_send_while_others_wait_do_not_count(cluster: InProcessCluster) -> None:
+    workers = workers_of(cluster)
+    train(workers, 4, np.arange(8))
+
+    def save_and_train_on() -> None:
+        for num_steps in (2, 3):
+            workers[0].training.send_held()
+            for _ in range(num_steps):
+                workers[0].step(np.arange(8))
+        workers[0].training.drain(leaves=True)
+
+    in_threads(partial(workers[1].training.drain, leaves=True), save_and_train_on)
+    agree(workers)
+    assert [worker.num_trained for worker in workers] == [9, 9]
 
 
 @pytest.mark.guarantee("H8")
