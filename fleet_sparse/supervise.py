@@ -1,35 +1,39 @@
 """Supervisor: a process that starts another one, passes signals on, and starts it again when it dies.
 
 It imports little, so that it stays small. `Supervision` decides and `run` acts; `python -m fleet_sparse.supervise
-COMMAND...` runs a command. The two processes hold the ends of one socket: the child ends when the other end is closed,
-and writes lines to its own: `starting` and `alive` are signs of life, before it serves and while it does; `joined` says
-that a script is a worker of its job, and needs no signs; `next OPTION VALUE` sets an option of the next start; `loss`
-says that another process of the job is lost, and `restart after loss` that code 1 is not final then.
+COMMAND...` runs a command. The two processes hold the ends of one socket: see `fleet_sparse.lifeline`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
-import math
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from fleet_sparse.lifeline import (
+    ALIVE,
+    JOINED,
+    LIFELINE,
+    LINE_BYTES,
+    LOSS,
+    RESTART_AFTER_LOSS,
+    STARTING,
+)
+
 _log = logging.getLogger(__name__)
 
-TRY_AGAIN = 70
-"""Exit code of a supervised process that another start may help, as after an unknown error; 0, 1 and 2 are final."""
-LIFELINE = "_FLEET_SPARSE_LIFELINE"
-"""Environment variable with the number of a child's end of the socket; empty in the processes that a child starts."""
+STANDBY = "--standby"
+"""The only option of a standby, which gets its arguments later."""
 RESTARTS_WITHIN_S = 600.0
 _FINAL_CODES = (0, 1, 2)
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
@@ -38,14 +42,8 @@ _AT_ONCE = 2
 """So many children in a row that did not settle are followed by the next one at once."""
 _FAILED = 1
 _GIVEN_UP = 1
-_STARTING, _ALIVE, _JOINED = "starting", "alive", "joined"
-_LOSS, _RESTART_AFTER_LOSS = "loss", "restart after loss"
-_LINE_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-_BEATS_PER_STALL = 6
-_PROGRESS_S = 0.1
-"""Least time between two signs of life of a start."""
 _LATE_S = 2.0
 
 
@@ -98,22 +96,27 @@ class Supervision:
 
     def hear(self, line: str, now: float) -> None:
         """The child wrote a line."""
-        if line in (_STARTING, _ALIVE):
+        if line in (STARTING, ALIVE):
             self._alive_at = now
-        if line in (_ALIVE, _JOINED) and self._ready_at is None:
+        if line in (ALIVE, JOINED) and self._ready_at is None:
             self._ready_at = now
         word, _, rest = line.partition(" ")
         if word == "next":
             option, _, value = rest.partition(" ")
             self.options[option] = value
-        self._restarts_after_loss |= line == _RESTART_AFTER_LOSS
-        self._has_lost |= line == _LOSS
+        self._restarts_after_loss |= line == RESTART_AFTER_LOSS
+        self._has_lost |= line == LOSS
 
     def receive(self, number: int, now: float) -> None:
         """The supervisor got a signal, which it passes on. One to stop: the child is not started again."""
         self._received.add(number)
         if number in _STOPS and self._stopped_at is None:
             self._stopped_at = now
+
+    @property
+    def is_ready(self) -> bool:
+        """True once the child serves, or has joined its job."""
+        return self._ready_at is not None
 
     @property
     def is_stopping(self) -> bool:
@@ -185,20 +188,82 @@ class Generations:
 class Start(NamedTuple):
     """What a child is started with."""
 
-    lifeline_fd: int
-    """Its end of the socket."""
     generation: int
     options: Mapping[str, str]
     """Options that children set for this start."""
 
 
-def run(command_of: Callable[[Start], Sequence[str]], supervision: Supervision, name: str) -> int:
+class _Child(NamedTuple):
+    process: subprocess.Popen[bytes]
+    lifeline: socket.socket
+    """Our end of the socket."""
+
+    @classmethod
+    def of(cls, command: Sequence[str]) -> _Child:
+        """Starts a process."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            variables = {**os.environ, LIFELINE: str(theirs.fileno())}
+            return cls(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=variables), ours)
+
+
+class _Standby:
+    """The next child: it has loaded what it needs, and waits for its arguments.
+
+    Args:
+        program: Command line of a child without its arguments.
+        is_kept: False if there is none, so that each child is started when it is needed.
+    """
+
+    def __init__(self, program: Sequence[str], *, is_kept: bool) -> None:
+        self._program = program
+        self._is_kept = is_kept
+        self._waiting: _Child | None = None
+
+    def prepare(self) -> None:
+        """Starts it, unless there is one."""
+        if self._is_kept and self._waiting is None:
+            self._waiting = _Child.of([*self._program, STANDBY])
+
+    def begin(self, arguments: Sequence[str]) -> _Child:
+        """Returns the child that begins with these arguments: a new process if the one that waited is gone."""
+        child, self._waiting = self._waiting, None
+        if child is not None and child.process.poll() is None:
+            with contextlib.suppress(OSError):
+                child.lifeline.sendall(json.dumps(list(arguments)).encode() + b"\n")
+                return child
+        _end(child)
+        return _Child.of([*self._program, *arguments])
+
+    def end(self) -> None:
+        """Ends the process that waits."""
+        child, self._waiting = self._waiting, None
+        _end(child)
+
+
+def _end(child: _Child | None) -> None:
+    if child is not None:
+        child.lifeline.close()
+        child.process.kill()
+        child.process.wait()
+
+
+def run(
+    program: Sequence[str],
+    arguments_of: Callable[[Start], Sequence[str]],
+    supervision: Supervision,
+    name: str,
+    *,
+    has_standby: bool = False,
+) -> int:
     """Runs a child until it is not started again; call it in the main thread. Returns the exit code.
 
     Args:
-        command_of: Returns the command line of a child.
+        program: Command line of a child without its arguments.
+        arguments_of: Returns these.
         supervision: Decides.
         name: Name of the child in the log.
+        has_standby: True if the next child waits as soon as one serves: the program with `STANDBY`.
     """
     generations, wake, woken = Generations(), *_signal_pipe()
     received: deque[int] = deque()
@@ -206,26 +271,26 @@ def run(command_of: Callable[[Start], Sequence[str]], supervision: Supervision, 
         if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup; the child ignores it as well
             signal.signal(number, lambda number, _: received.append(number))
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    while True:
-        ours, theirs = socket.socketpair()
-        start = Start(theirs.fileno(), generations.draw(), supervision.options)
-        with ours:
-            with theirs:
-                variables = {**os.environ, LIFELINE: str(start.lifeline_fd)}
-                child = subprocess.Popen(command_of(start), pass_fds=[start.lifeline_fd], env=variables)
-            supervision.begin(time.monotonic())
-            status = _attend(child, ours, supervision, received, woken, name)
-        while received:  # a group of processes gets a signal at once, and the child may be faster
-            supervision.receive(received.popleft(), time.monotonic())
-        decision = supervision.end(status, time.monotonic())
-        if decision.pause_s is None:
-            if decision.reason:
-                _log.error("%s ends: %s", name, decision.reason)
-            return decision.code
-        _log.warning("%s is started again in %.1f s: %s", name, decision.pause_s, decision.reason)
-        select.select([woken], [], [], decision.pause_s)
-        if any(number in _STOPS for number in received):
-            return 0
+    standby = _Standby(program, is_kept=has_standby)
+    try:
+        while True:
+            child = standby.begin(arguments_of(Start(generations.draw(), supervision.options)))
+            with child.lifeline:
+                supervision.begin(time.monotonic())
+                status = _attend(child, supervision, received, woken, name, standby)
+            while received:  # a group of processes gets a signal at once, and the child may be faster
+                supervision.receive(received.popleft(), time.monotonic())
+            decision = supervision.end(status, time.monotonic())
+            if decision.pause_s is None:
+                if decision.reason:
+                    _log.error("%s ends: %s", name, decision.reason)
+                return decision.code
+            _log.warning("%s is started again in %.1f s: %s", name, decision.pause_s, decision.reason)
+            select.select([woken], [], [], decision.pause_s)
+            if any(number in _STOPS for number in received):
+                return 0
+    finally:
+        standby.end()
 
 
 def _signal_pipe() -> tuple[int, int]:
@@ -235,15 +300,19 @@ def _signal_pipe() -> tuple[int, int]:
 
 
 def _attend(
-    child: subprocess.Popen[bytes],
-    lifeline: socket.socket,
+    child: _Child,
     supervision: Supervision,
     received: deque[int],
     woken: int,
     name: str,
+    standby: _Standby,
 ) -> int:
-    """Passes signals on and reads lines until the child has ended; returns its status, as of `Popen`."""
-    ended = os.pidfd_open(child.pid)
+    """Passes signals on and reads lines until the child has ended; returns its status, as of `Popen`.
+
+    Once the child serves there is a standby.
+    """
+    process, lifeline = child
+    ended = os.pidfd_open(process.pid)
     waited, rest = [ended, woken, lifeline.fileno()], b""
     try:
         while True:
@@ -251,107 +320,28 @@ def _attend(
             timeout_s = None if kills_at is None else max(kills_at - time.monotonic(), 0.0)
             readable, _, _ = select.select(waited, [], [], timeout_s)
             if woken in readable:
-                os.read(woken, _LINE_BYTES)
+                os.read(woken, LINE_BYTES)
             while received:
                 number = received.popleft()
                 supervision.receive(number, time.monotonic())
-                child.send_signal(number)
+                process.send_signal(number)
             if lifeline.fileno() in readable:
-                data = lifeline.recv(_LINE_BYTES)
+                data = lifeline.recv(LINE_BYTES)
                 if not data:
                     waited.remove(lifeline.fileno())
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     supervision.hear(line.decode(errors="replace"), time.monotonic())
+                if supervision.is_ready and not supervision.is_stopping:
+                    standby.prepare()
             if ended in readable:
-                return child.wait()
+                return process.wait()
             if not readable and supervision.is_stalled(time.monotonic()):  # all lines were read
                 _log.error("%s gave no sign of life for too long (FLEET_SPARSE_STALL_S): it is killed", name)
-                child.kill()
-                return child.wait()
+                process.kill()
+                return process.wait()
     finally:
         os.close(ended)
-
-
-def take_lifeline() -> Lifeline | None:
-    """Returns the lifeline of this process if a supervisor started it; None in the processes that it starts itself."""
-    number = os.environ.get(LIFELINE)
-    if not number:
-        return None
-    os.environ[LIFELINE] = ""
-    return Lifeline(int(number))
-
-
-class Lifeline:
-    """The child's end of the socket.
-
-    Args:
-        number: Its file descriptor, which is closed with this object.
-    """
-
-    def __init__(self, number: int) -> None:
-        self._socket = socket.socket(fileno=number)
-        os.set_inheritable(number, False)  # a process that this one starts must not keep it open
-        self._lock = threading.Lock()
-        self._noted_at = -math.inf
-
-    def say(self, line: str) -> None:
-        """Writes a line; any thread may call it. A name with a newline is not said."""
-        if "\n" not in line:
-            with self._lock, contextlib.suppress(OSError):
-                self._socket.sendall(line.encode() + b"\n")
-
-    def set_next(self, option: str, value: str = "") -> None:
-        """Sets an option of the next start; with an empty value, one that has none."""
-        self.say(f"next {option} {value}")
-
-    def restart_after_loss(self) -> None:
-        """Makes exit code 1 lead to another start if it follows `report_loss`."""
-        self.say(_RESTART_AFTER_LOSS)
-
-    def report_joined(self) -> None:
-        """Says that this process is a worker of its job. It needs no further signs of life."""
-        self.say(_JOINED)
-
-    def report_loss(self) -> None:
-        """Says that this process will end because another process of its job is lost."""
-        self.say(_LOSS)
-
-    def end_with_supervisor(self) -> None:
-        """Sends this process SIGTERM once the supervisor is gone."""
-
-        def wait() -> None:
-            with contextlib.suppress(OSError):
-                self._socket.recv(1)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        threading.Thread(target=wait, name="lifeline", daemon=True).start()
-
-    def note_progress(self) -> None:
-        """Says that the start of this process goes on. The thread that starts it calls this as often as it likes."""
-        now = time.monotonic()
-        if now >= self._noted_at + _PROGRESS_S:
-            self._noted_at = now
-            self.say(_STARTING)
-
-    def beat(self, ask: Callable[[Callable[[], None]], object], stall_s: float) -> None:
-        """Says a line each time that a thread carries out what it is asked, several times in `stall_s`.
-
-        Args:
-            ask: Makes the thread whose life counts call its argument soon.
-            stall_s: As of the supervisor.
-        """
-
-        def run() -> None:
-            answered = threading.Event()
-            while True:
-                ask(answered.set)
-                answered.wait()
-                answered.clear()
-                self.say(_ALIVE)
-                time.sleep(stall_s / _BEATS_PER_STALL)
-
-        threading.Thread(target=run, name="signs of life", daemon=True).start()
 
 
 def main(command: Sequence[str]) -> int:
@@ -361,7 +351,7 @@ def main(command: Sequence[str]) -> int:
     settings = Settings.from_environment()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
     supervision = Supervision(settings.restarts, settings.stall_s, is_silent_at_start=True)  # a script says nothing
-    return run(lambda _: command, supervision, "the worker")
+    return run(command, lambda _: (), supervision, "the worker")
 
 
 if __name__ == "__main__":

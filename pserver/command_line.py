@@ -11,9 +11,9 @@ import typer
 
 from fleet_sparse.custom_rules import add_rules
 from fleet_sparse.errors import FleetSparseError, LeaseLost, LogFailed
+from fleet_sparse.lifeline import TRY_AGAIN, take_lifeline
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Settings
-from fleet_sparse.supervise import TRY_AGAIN, take_lifeline
 
 from .server import Options, serve
 from .supervised import SUPERVISED

@@ -26,10 +26,10 @@ from fleet_sparse.control_socket import has_socket
 from fleet_sparse.core.placement import Placement, version_of
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import FleetSparseError, LeaseLost, LogCorrupt, LogFailed, SettingError, SnapshotCorrupt
+from fleet_sparse.lifeline import Lifeline
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
 from fleet_sparse.settings import LOGGED, Settings
 from fleet_sparse.snapshot.store import is_snapshot, served_chain
-from fleet_sparse.supervise import Lifeline
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
 from .admin.grpc_server import ControlPlane

@@ -27,18 +27,19 @@ def supervise(arguments: Sequence[str]) -> int:
     except FleetSparseError as error:
         print(f"pserver: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    pserver = [sys.executable, "-m", "fleet_sparse.pserver", *arguments]
+    program = [sys.executable, "-m", "fleet_sparse.pserver"]
     if settings.durability == "none":
-        os.execv(sys.executable, pserver)
+        os.execv(sys.executable, [*program, *arguments])
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
 
     # Only processes that this supervisor starts continue from the log, unless the user gives the job an id.
     job_id = settings.job_id or Launch.of_process("").launcher or secrets.token_hex(8)
 
-    def command_of(start: Start) -> list[str]:
-        command = [*pserver, "--generation", str(start.generation), "--log-job-id", job_id]
+    def arguments_of(start: Start) -> list[str]:
+        of_start = [*arguments, "--generation", str(start.generation), "--log-job-id", job_id]
         for option, value in start.options.items():
-            command += [option, value] if value else [option]
-        return command
+            of_start += [option, value] if value else [option]
+        return of_start
 
-    return run(command_of, Supervision(settings.restarts, settings.stall_s), "the pserver")
+    supervision = Supervision(settings.restarts, settings.stall_s)
+    return run(program, arguments_of, supervision, "the pserver", has_standby=settings.standby)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet_sparse.lifeline import TRY_AGAIN
 from fleet_sparse.local_pservers import child_environment
-from fleet_sparse.supervise import RESTARTS_WITHIN_S, TRY_AGAIN, Generations, Supervision
+from fleet_sparse.supervise import RESTARTS_WITHIN_S, Generations, Supervision
 
 KILLED = -int(signal.SIGKILL)
 END_S = 30.0
@@ -208,21 +210,27 @@ from fleet_sparse.supervise import Supervision, run
 
 numbers = itertools.count()
 
-def command_of(start):
-    return [sys.executable, "-c", CHILD, str(start.lifeline_fd), str(next(numbers)), str(start.generation)]
+def arguments_of(start):
+    return [str(next(numbers)), str(start.generation)]
 
 supervision = Supervision(2, float(sys.argv[1]), is_silent_at_start=bool(sys.argv[2]))
-sys.exit(run(command_of, supervision, "child"))
+sys.exit(run([sys.executable, "-c", CHILD], arguments_of, supervision, "child", has_standby=HAS_STANDBY))
 """
 
 
 def supervisor_of(
-    child: str, stall_s: float = 20.0, stdin: int | None = None, *, is_silent_at_start: bool = False
+    child: str,
+    stall_s: float = 20.0,
+    stdin: int | None = None,
+    *,
+    is_silent_at_start: bool = False,
+    standby: str = "",
 ) -> subprocess.Popen[str]:
-    """A supervisor of a child that runs this code; its output is that of both."""
-    beginning = "import os, signal, sys, time\nfrom fleet_sparse.supervise import Lifeline\n"
-    beginning += "is_restart = sys.argv[2] != '0'\nlifeline = Lifeline(int(sys.argv[1]))\n"
-    code = f"CHILD = {beginning + child!r}\n{SUPERVISOR}"
+    """A supervisor of a child that runs this code, behind that of a standby; its output is that of both."""
+    beginning = "import os, signal, sys, time\nfrom fleet_sparse.lifeline import await_arguments, take_lifeline\n"
+    beginning += f"if '--standby' in sys.argv:\n    {standby or 'pass'}\n    sys.argv[1:] = await_arguments()\n"
+    beginning += "is_restart = sys.argv[1] != '0'\nlifeline = take_lifeline()\n"
+    code = f"CHILD = {beginning + child!r}\nHAS_STANDBY = {bool(standby)}\n{SUPERVISOR}"
     command = [sys.executable, "-c", code, str(stall_s), "1" * is_silent_at_start]
     return subprocess.Popen(command, env=child_environment(), stdin=stdin, stdout=subprocess.PIPE, text=True)
 
@@ -247,7 +255,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_killed_child_is_started_again() -> None:
-    supervisor = supervisor_of("print(int(sys.argv[3]), flush=True)\nif not is_restart: os.kill(os.getpid(), 9)")
+    supervisor = supervisor_of("print(int(sys.argv[2]), flush=True)\nif not is_restart: os.kill(os.getpid(), 9)")
     first, second = map(int, output_of(supervisor).split())
     assert first < second
     assert supervisor.returncode == 0
@@ -343,3 +351,48 @@ def test_supervisor_of_a_pserver_imports_no_numpy() -> None:
         [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, check=True, timeout=END_S
     )
     assert found.stdout.split() == []
+
+
+# A standby
+
+STANDS_BY = "print('stands by', os.getpid(), flush=True)"
+
+
+def test_a_standby_becomes_the_next_child_with_its_arguments() -> None:
+    child = "print('serves', sys.argv[1], os.getpid(), flush=True)\nlifeline.say('alive')\nsys.stdin.readline()"
+    supervisor = supervisor_of(child, stdin=subprocess.PIPE, standby=STANDS_BY)
+    first, standby = line_of(supervisor).split(), line_of(supervisor).split()
+    assert first[:2] == ["serves", "0"]
+    os.kill(int(first[2]), signal.SIGKILL)
+    assert line_of(supervisor).split() == ["serves", "1", standby[2]]
+    assert line_of(supervisor).split()[:2] == ["stands", "by"]
+    output_of(supervisor)
+    assert supervisor.returncode == 0
+
+
+def test_a_child_is_started_anew_if_its_standby_died() -> None:
+    child = "print('serves', sys.argv[1], os.getpid(), flush=True)\nlifeline.say('alive')\nsys.stdin.readline()"
+    supervisor = supervisor_of(child, stdin=subprocess.PIPE, standby=STANDS_BY)
+    first, standby = line_of(supervisor).split(), line_of(supervisor).split()
+    os.kill(int(standby[2]), signal.SIGKILL)
+    wait_until(lambda: "Z" in Path(f"/proc/{standby[2]}/stat").read_text())
+    os.kill(int(first[2]), signal.SIGKILL)
+    second = line_of(supervisor).split()
+    assert second[:2] == ["serves", "1"]
+    assert second[2] != standby[2]
+    output_of(supervisor)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_standby_ends_with_its_supervisor(number: int) -> None:
+    child = "lifeline.end_with_supervisor()\nlifeline.say('alive')\ntime.sleep(60)"
+    supervisor = supervisor_of(child, standby=STANDS_BY)
+    pid = line_of(supervisor).split()[2]
+    supervisor.send_signal(number)
+    output_of(supervisor)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+
+
+def test_a_child_that_does_not_serve_has_no_standby() -> None:
+    supervisor = supervisor_of("print('end', flush=True)", standby=STANDS_BY)
+    assert output_of(supervisor).split() == ["end"]

@@ -11,8 +11,8 @@ from types import TracebackType
 
 import fleet_sparse
 from fleet_sparse.errors import ShardUnavailable, WorkerLost
+from fleet_sparse.lifeline import LIFELINE, Lifeline, take_lifeline
 from fleet_sparse.settings import PREFIX
-from fleet_sparse.supervise import LIFELINE, Lifeline, take_lifeline
 
 _RESTARTS = f"{PREFIX}RESTARTS"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -16,10 +17,12 @@ import pytest
 
 from fleet_sparse.core.rules import RULES as ALL_RULES
 from fleet_sparse.tools.chaos import sync_trace
-from fleet_sparse.tools.chaos.power_cut import cut, last_segment, unsynced_records
+from fleet_sparse.tools.chaos.power_cut import cut_power, last_segment, unsynced_records
 from support.jobs import SCRIPTS, TIMEOUT_S, environment
 
 SCRIPT = "counting.py"
+SEED = 1
+"""Loses all pages of a log that were not synced."""
 RULES = ("sgd", "adagrad", "adam", "adamw", "adamax", "momentum", "rmsprop", "lamb", "ftrl")
 """The rules of Paddle's optimizers, and FTRL."""
 
@@ -165,7 +168,7 @@ def traced(directory: Path) -> dict[str, str]:
 
 
 def lose_power(job: RunningJob, shard: int, directory: Path, num_records: int = 1) -> None:
-    """Kills a pserver of a traced job and cuts its log as a power cut may, by at least `num_records` records."""
+    """Kills a pserver of a traced job and loses what its log had not synced, at least `num_records` records."""
 
     def unsynced() -> tuple[Path, int, list[int]]:
         segment = last_segment(directory, shard)
@@ -185,7 +188,7 @@ def lose_power(job: RunningJob, shard: int, directory: Path, num_records: int = 
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
         segment, num_bytes, _ = unsynced()
-        assert cut(segment, num_bytes, 0.5) >= num_records
+        assert cut_power(segment, num_bytes, random.Random(SEED)) >= num_records
     finally:
         os.kill(supervisor, signal.SIGCONT)
 

@@ -71,7 +71,11 @@ def start(stack: ExitStack, kind: str, directory: Path, settings: Settings, shar
     )
     stack.callback(process.kill)
     address = Address.parse(process.endpoint)
-    (data,) = re.findall(r"data plane ((?:unix|tcp):[^\s,]+)", log.read_text())
+    deadline = time.monotonic() + 20
+    while not (found := re.search(r"data plane ((?:unix|tcp):[^\s,]+)", log.read_text())):  # behind the endpoint file
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    data = found[1]
     return Target(process, log, data, str(socket_path(address.port)) if kind != "keys" else process.endpoint)
 
 

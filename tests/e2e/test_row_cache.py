@@ -107,7 +107,7 @@ def test_scheduled_saves_have_what_was_held(tmp_path: Path, endpoints: str, dens
 
 @pytest.mark.guarantee("H8")
 @pytest.mark.parametrize("dense", ["pservers", "all_reduce"])
-def test_scheduled_saves_between_uneven_passes_have_what_was_held(tmp_path: Path, endpoints: str, dense: str) -> None:
+def test_saves_between_uneven_passes_have_what_was_held(tmp_path: Path, endpoints: str, dense: str) -> None:
     """Worker 0 waits at a barrier for the last three batches of each pass of the other one."""
     variables = {"SIZES": "10,13", "MEET": "1", "DENSE": dense, "SAVE_EVERY": "6"}
     outputs_of("cached_passes.py", tmp_path, PADDLE_TRAINER_ENDPOINTS=endpoints, **variables)

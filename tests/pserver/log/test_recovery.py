@@ -267,9 +267,7 @@ def test_specs_and_clients_that_were_replaced(tmp_path: Path) -> None:
     assert code_of(FrameClient(again, b"1" * 16).push(push(SGD, ids_of(1), floats([1.0, 0.0])))) is None
 
 
-def test_a_loaded_table_whose_declaration_found_no_room_is_declared_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_declaration_that_found_no_room_is_logged_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> int:
         raise LogFull("no room")
 

@@ -1,0 +1,24 @@
+"""A standby: a process that has loaded all that a pserver needs, and becomes the next one when a pserver dies."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import nullcontext
+
+from fleet_sparse.lifeline import await_arguments
+from fleet_sparse.settings import Settings
+from fleet_sparse.warm_up import warm_up, without_linear_algebra
+
+
+def stand_by() -> list[str]:
+    """Loads modules and kernels, and returns the arguments with which to begin; the process ends with its supervisor.
+
+    Raises:
+        SettingError: A variable cannot be read.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C, which the whole group gets, ends it without a word
+    from . import command_line  # noqa: F401  # with everything that it imports
+
+    with nullcontext() if Settings.from_environment().rules else without_linear_algebra():
+        warm_up(trains=False)
+    return await_arguments()
