@@ -32,18 +32,6 @@ _PROGRESS_S = 0.1
 """Least time between two signs of life of a start."""
 
 
-def await_arguments() -> list[str]:
-    """Returns the arguments of a standby once its supervisor sends them; ends the process if the supervisor is gone."""
-    number, line = int(os.environ[LIFELINE]), b""
-    while not line.endswith(b"\n"):
-        part = os.read(number, LINE_BYTES)
-        if not part:
-            sys.exit(0)
-        line += part
-    arguments: list[str] = json.loads(line)
-    return arguments
-
-
 def take_lifeline() -> Lifeline | None:
     """Returns the lifeline of this process if a supervisor started it; None in the processes that it starts itself."""
     number = os.environ.get(LIFELINE)
@@ -75,6 +63,21 @@ class Lifeline:
     def set_next(self, option: str, value: str = "") -> None:
         """Sets an option of the next start; with an empty value, one that has none."""
         self.say(f"next {option} {value}")
+
+    def await_arguments(self) -> list[str]:
+        """Returns the arguments of a standby once its supervisor sends them; ends the process if the supervisor is gone.
+
+        The next `take_lifeline` of this process then takes the socket.
+        """
+        line = b""
+        while not line.endswith(b"\n"):
+            part = self._socket.recv(LINE_BYTES)
+            if not part:
+                sys.exit(0)
+            line += part
+        os.environ[LIFELINE] = str(self._socket.detach())
+        arguments: list[str] = json.loads(line)
+        return arguments
 
     def restart_after_loss(self) -> None:
         """Makes exit code 1 lead to another start if it follows `report_loss`."""

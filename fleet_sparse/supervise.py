@@ -204,7 +204,11 @@ class _Child(NamedTuple):
         ours, theirs = socket.socketpair()
         with theirs:
             variables = {**os.environ, LIFELINE: str(theirs.fileno())}
-            return cls(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=variables), ours)
+            try:
+                return cls(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=variables), ours)
+            except BaseException:
+                ours.close()
+                raise
 
 
 class _Standby:
@@ -221,9 +225,13 @@ class _Standby:
         self._waiting: _Child | None = None
 
     def prepare(self) -> None:
-        """Starts it, unless there is one."""
+        """Starts it, unless there is one. If the system refuses, there is none from then on."""
         if self._is_kept and self._waiting is None:
-            self._waiting = _Child.of([*self._program, STANDBY])
+            try:
+                self._waiting = _Child.of([*self._program, STANDBY])
+            except OSError as error:
+                self._is_kept = False
+                _log.warning("no standby: %s", error)
 
     def begin(self, arguments: Sequence[str]) -> _Child:
         """Returns the child that begins with these arguments: a new process if the one that waited is gone."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 
+from fleet_sparse.lifeline import TRY_AGAIN
 from fleet_sparse.supervise import STANDBY
 
 from .supervised import SUPERVISED, supervise
@@ -19,7 +21,11 @@ def main() -> None:
     if STANDBY in sys.argv:
         from .standby import stand_by
 
-        sys.argv[1:] = stand_by()
+        try:
+            sys.argv[1:] = stand_by()
+        except Exception:
+            traceback.print_exc()
+            sys.exit(TRY_AGAIN)  # it may have become the pserver
     from .command_line import main as run_pserver  # not in a supervisor, which stays small
 
     run_pserver()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from contextlib import nullcontext
 
-from fleet_sparse.lifeline import await_arguments
+from fleet_sparse.lifeline import take_lifeline
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
@@ -17,8 +17,10 @@ def stand_by() -> list[str]:
         SettingError: A variable cannot be read.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C, which the whole group gets, ends it without a word
+    lifeline = take_lifeline()
+    assert lifeline is not None, "a supervisor starts it"
     from . import command_line  # noqa: F401  # with everything that it imports
 
     with nullcontext() if Settings.from_environment().rules else without_linear_algebra():
-        warm_up(trains=False)
-    return await_arguments()
+        warm_up(trains=False, on_progress=lifeline.note_progress)  # its arguments may have come
+    return lifeline.await_arguments()

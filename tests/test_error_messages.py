@@ -1339,7 +1339,7 @@ def _no_room_for_a_push(where: Path) -> None:
     assert shard.log is not None
     shard.log.writer.full_since = time.monotonic() - 301
     try:
-        shard.log.check_waits()
+        shard.log.check_waits(100)
     except Refusal as refusal:
         raise LinkErrors(0, "pserver:0", lambda: "").refused(refusal.error.code, refusal.error.message) from None
     finally:

@@ -227,9 +227,10 @@ def supervisor_of(
     standby: str = "",
 ) -> subprocess.Popen[str]:
     """A supervisor of a child that runs this code, behind that of a standby; its output is that of both."""
-    beginning = "import os, signal, sys, time\nfrom fleet_sparse.lifeline import await_arguments, take_lifeline\n"
-    beginning += f"if '--standby' in sys.argv:\n    {standby or 'pass'}\n    sys.argv[1:] = await_arguments()\n"
-    beginning += "is_restart = sys.argv[1] != '0'\nlifeline = take_lifeline()\n"
+    beginning = "import os, signal, sys, time\nfrom fleet_sparse.lifeline import take_lifeline\nlifeline = take_lifeline()\n"
+    beginning += f"if '--standby' in sys.argv:\n    {standby or 'pass'}\n"
+    beginning += "    sys.argv[1:] = lifeline.await_arguments()\n"
+    beginning += "    lifeline = take_lifeline()\nis_restart = sys.argv[1] != '0'\n"
     code = f"CHILD = {beginning + child!r}\nHAS_STANDBY = {bool(standby)}\n{SUPERVISOR}"
     command = [sys.executable, "-c", code, str(stall_s), "1" * is_silent_at_start]
     return subprocess.Popen(command, env=child_environment(), stdin=stdin, stdout=subprocess.PIPE, text=True)
@@ -380,6 +381,17 @@ def test_a_child_is_started_anew_if_its_standby_died() -> None:
     second = line_of(supervisor).split()
     assert second[:2] == ["serves", "1"]
     assert second[2] != standby[2]
+    output_of(supervisor)
+
+
+def test_a_standby_that_is_needed_early_is_no_stall() -> None:
+    """It gives signs of life for longer than the stall until it reads its arguments."""
+    child = "print('serves', sys.argv[1], os.getpid(), flush=True)\nlifeline.say('alive')\nsys.stdin.readline()"
+    loads = "[(lifeline.note_progress(), time.sleep(0.2)) for _ in range(15)]"
+    supervisor = supervisor_of(child, 1.0, subprocess.PIPE, standby=f"{STANDS_BY}; {loads}")
+    first, standby = line_of(supervisor).split(), line_of(supervisor).split()
+    os.kill(int(first[2]), signal.SIGKILL)
+    assert line_of(supervisor).split() == ["serves", "1", standby[2]]
     output_of(supervisor)
 
 

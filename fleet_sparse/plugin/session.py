@@ -184,6 +184,7 @@ class Session:
         """
         connection = self.connection("barrier_worker")
         num_loads = self.dense.meet(connection, "barrier_worker")
+        self.snapshots.note_barrier(connection)
         if self.snapshots.follow_loads(connection, scope, num_loads):
             return
         self.dense.invalidate()

@@ -37,6 +37,7 @@ class Snapshots:
         self._barrier_s = barrier_s
         self.queue = SaveQueue()
         self._num_loads = 0  # snapshots loaded into the running job that this worker has followed
+        self._num_intervals = 0  # of the schedule, in the steps that were trained when this worker looked last
 
     def schedule(self, schedule: Schedule, connection: JobConnection | None) -> None:
         """Makes saves of this worker follow a schedule, from the next step on.
@@ -47,6 +48,8 @@ class Snapshots:
         if connection is not None:
             self.check_schedule(connection, schedule)
         self.queue.schedule = schedule
+        if connection is not None and schedule.steps is not None:
+            self._num_intervals = connection.training.num_trained // schedule.steps
 
     def check_schedule(self, connection: JobConnection, schedule: Schedule | None = None) -> None:
         """Checks that the saves of a schedule, by default of this worker's, have all that workers trained.
@@ -136,7 +139,8 @@ class Snapshots:
             return
         is_due: bool | None = None
         if schedule.steps is not None and connection.training.holds_back:
-            is_due = connection.training.num_trained % schedule.steps == 0
+            self._num_intervals, rest = divmod(connection.training.num_trained, schedule.steps)
+            is_due = not rest
             if is_due:
                 self._send_held(connection)
         if connection.role.is_first:
@@ -145,6 +149,24 @@ class Snapshots:
                 lambda: self._drain(connection),
                 lambda save: self._begin(connection, save),
                 is_due=is_due,
+            )
+
+    def note_barrier(self, connection: JobConnection) -> None:
+        """Notes that all workers have met: a save begins here that was due while worker 0 waited.
+
+        Raises:
+            FleetSparseError: As `note_step`.
+        """
+        schedule = self.queue.schedule
+        if schedule is None or schedule.steps is None or not connection.training.holds_back:
+            return
+        num_before, self._num_intervals = self._num_intervals, connection.training.num_trained // schedule.steps
+        if connection.role.is_first and self._num_intervals > num_before:
+            self.queue.step(
+                connection.control,
+                lambda: self._drain(connection),
+                lambda save: self._begin(connection, save),
+                is_due=True,
             )
 
     def load(

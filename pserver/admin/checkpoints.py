@@ -170,8 +170,6 @@ class Checkpoints:
             finally:
                 await self._on_data_thread(partial(save.end, None))
             self._note_durable(size)
-            now = self._clock()
-            self._rests_until = now + _RESTS * (now - begun_at)
             _log.info("checkpoint: the log begins with record %d", first_lsn)
             return True
         except Exception as error:
@@ -181,6 +179,8 @@ class Checkpoints:
                 self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
             return False
         finally:
+            now = self._clock()
+            self._rests_until = now + _RESTS * (now - begun_at)
             self._running = None
 
 

@@ -160,6 +160,9 @@ class LoadService:
                     "may have been started again. It keeps what it holds, others may hold the snapshot: load again"
                 )
             if staged.swapped is None:
+                async with self._hold_saves("load"):  # a save under way refuses it, and it stays staged
+                    pass
+            if staged.swapped is None:
                 staged.swapped = task_of(self._swap(staged, resumes=request.resumes))
             await asyncio.shield(staged.swapped)
         states = await self._on_data_thread(self._shard.states)

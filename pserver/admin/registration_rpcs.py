@@ -112,7 +112,7 @@ class RegistrationService:
         self._resumed = resumed
         self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
         self._joining = asyncio.Lock()
-        self._joins: dict[bytes, asyncio.Task[_JoinedShard]] = {}  # by request, those under way
+        self._joins: dict[tuple[bool, bytes], asyncio.Task[_JoinedShard]] = {}  # by request, those under way
         if shard.log is not None and predecessor.is_restart:
             self._continue_with_workers(shard.log.control)
 
@@ -237,7 +237,7 @@ class RegistrationService:
             finally:
                 del self._joins[key]
 
-        key = request.SerializeToString(deterministic=True)
+        key = joining.registrant.mode is None, request.SerializeToString(deterministic=True)
         joins = self._joins.get(key)
         if joins is None:
             joins = self._joins[key] = task_of(join())

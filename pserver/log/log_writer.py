@@ -384,7 +384,7 @@ class LogWriter:
                     _log.warning("%s. Pushes wait until there is room", error)
             except OSError:
                 _log.exception("%s: no segment could be allocated", self.directory)
-            has_more_room = (was_full and self.full_since is None) or self._lacking_bytes < lacking_bytes
+            has_more_room = (was_full and self.full_since is None) or (lacking_bytes > 0 and not self._lacking_bytes)
         if has_more_room:
             self.on_change()
 
@@ -392,9 +392,10 @@ class LogWriter:
         try:
             self._ahead.allocate(needed_bytes)
         except LogFull as error:
-            if self._lacking_bytes != needed_bytes:
-                self._lacking_bytes, self._lacking_since = needed_bytes, time.monotonic()
+            if not self._lacking_bytes:
+                self._lacking_since = time.monotonic()
                 _log.warning("%s. Pushes that need it wait until there is room", error)
+            self._lacking_bytes = needed_bytes
         else:
             if self._lacking_bytes <= needed_bytes:
                 self._lacking_bytes = 0

@@ -84,7 +84,7 @@ def running_job(
     with subprocess.Popen(
         command,
         cwd=directory,
-        env=environment(**{"FLEET_SPARSE_STANDBY": "1", **variables}),
+        env=environment(**variables),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         text=True,

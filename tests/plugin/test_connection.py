@@ -90,7 +90,13 @@ def test_second_thread_waits_until_workers_are_connected(
 def leaves(connection: JobConnection, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """The connection's worker passed a barrier alone; returns for each drain whether it leaves the steps."""
     calls: list[bool] = []
-    training = SimpleNamespace(drain=lambda *, leaves=False: calls.append(leaves), close=lambda: None)
+    training = SimpleNamespace(
+        drain=lambda *, leaves=False: calls.append(leaves),
+        close=lambda: None,
+        holds_back=False,
+        num_trained=0,
+        note_trained=lambda num_trained: None,
+    )
     monkeypatch.setattr(connection, "training", training)
     with monkeypatch.context() as patch:
         patch.setattr(connection.control, "barrier", lambda name, **_: Passed(0, True))

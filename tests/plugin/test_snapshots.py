@@ -71,3 +71,14 @@ def test_dense_values_are_read_again_after_steps_of_others(
     job.run(20)
     job.snapshots.save(job.connection, "model", caller="save")
     assert job.missed == ([10, 20, 20] if holds_back else [])
+
+
+@pytest.mark.guarantee("H8")
+def test_a_save_that_worker_0_missed_begins_at_the_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+    for begin in (0, 13, 26):  # steps 8 to 13 of each pass are those of others
+        for job.step in range(begin + 1, begin + 8):
+            job.snapshots.note_step(job.connection)
+        job.step = begin + 13
+        job.snapshots.note_barrier(job.connection)
+    assert job.saved == [13, 20, 30]

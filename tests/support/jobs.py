@@ -27,11 +27,8 @@ class Job(NamedTuple):
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Returns the environment of a child: that of this process, with this checkout on the path, and `variables`.
-
-    Pservers have no standby, which takes a core for a second: a test in which they die says so.
-    """
-    return child_environment(**{"OMP_NUM_THREADS": "1", "FLEET_SPARSE_STANDBY": "0", **variables})
+    """Returns the environment of a child: that of this process, with this checkout on the path, and `variables`."""
+    return child_environment(**{"OMP_NUM_THREADS": "1", **variables})
 
 
 def fleetrun(
