@@ -65,7 +65,7 @@ class Lifeline:
         self.say(f"next {option} {value}")
 
     def await_arguments(self) -> list[str]:
-        """Returns the arguments of a standby once its supervisor sends them; ends the process if the supervisor is gone.
+        """Returns the arguments of a standby once its supervisor sends them; ends the process if that is gone.
 
         The next `take_lifeline` of this process then takes the socket.
         """

@@ -227,7 +227,8 @@ def supervisor_of(
     standby: str = "",
 ) -> subprocess.Popen[str]:
     """A supervisor of a child that runs this code, behind that of a standby; its output is that of both."""
-    beginning = "import os, signal, sys, time\nfrom fleet_sparse.lifeline import take_lifeline\nlifeline = take_lifeline()\n"
+    beginning = "import os, signal, sys, time\nfrom fleet_sparse.lifeline import take_lifeline\n"
+    beginning += "lifeline = take_lifeline()\n"
     beginning += f"if '--standby' in sys.argv:\n    {standby or 'pass'}\n"
     beginning += "    sys.argv[1:] = lifeline.await_arguments()\n"
     beginning += "    lifeline = take_lifeline()\nis_restart = sys.argv[1] != '0'\n"
