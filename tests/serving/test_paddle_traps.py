@@ -240,6 +240,6 @@ def test_a_clone_copies_the_weights(tmp_path):
     size = 16 << 20
     predictor = paddle.inference.create_predictor(config_of(saved_sum(tmp_path, size)))
     before = resident_bytes()
-    clone = predictor.clone()
-    assert resident_bytes() - before > 0.8 * 4 * size
-    del clone
+    clones = [predictor.clone() for _ in range(4)]
+    assert resident_bytes() - before > 0.5 * len(clones) * 4 * size  # some lie in memory that other tests have freed
+    del clones
