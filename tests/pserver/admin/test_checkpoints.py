@@ -68,6 +68,17 @@ class Attempts:
         if running is not None:
             await asyncio.wait({running.done})
 
+    async def times_until(self, end: float) -> list[float]:
+        """Pushes every half second; returns when rows files were written."""
+        times = []
+        while self.now < end:
+            num_before = self.num_written
+            await self.begin()
+            if self.num_written > num_before:
+                times.append(self.now)
+            self.now += 0.5
+        return times
+
 
 @pytest.fixture
 def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempts:
@@ -108,14 +119,7 @@ def check_continues(shard: Shard) -> None:
 
 @in_loop
 async def test_pauses_between_failures_double_up_to_a_minute(attempts: Attempts) -> None:
-    begun_at = []
-    while attempts.now < 300.0:
-        before = attempts.num_written
-        await attempts.begin()
-        if attempts.num_written > before:
-            begun_at.append(attempts.now)
-        attempts.now += 0.5
-    pauses = [later - sooner for sooner, later in pairwise(begun_at)]
+    pauses = [later - sooner for sooner, later in pairwise(await attempts.times_until(300.0))]
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     close(attempts.shard)
 
@@ -152,15 +156,8 @@ async def test_checkpoints_of_many_small_records_rest_between(tmp_path: Path, mo
     monkeypatch.setattr(checkpoints, "_MANY_RECORDS", 10)
     attempts = Attempts(tmp_path / "log", monkeypatch, max_bytes=1 << 30)
     attempts.fails, attempts.takes_s = False, 2.0
-    written_at = []
-    while attempts.now < 100.0:
-        before = attempts.num_written
-        await attempts.begin()
-        if attempts.num_written > before:
-            written_at.append(attempts.now)
-        attempts.now += 0.5
     # The first push is record 2, behind that of the table; each checkpoint then rests for 20 times 2 s.
-    assert written_at == [6.0, 48.0, 90.0]
+    assert await attempts.times_until(100.0) == [6.0, 48.0, 90.0]
     check_continues(attempts.shard)
 
 

@@ -82,15 +82,20 @@ async def test_the_next_process_does_not_end_a_day_twice(tmp_path: Path) -> None
         close(each)
 
 
+def check_durable(held: HeldControl) -> None:
+    """All that was appended to the log is durable."""
+    assert held.shard.log is not None
+    assert held.shard.log.writer.durable_lsn == held.shard.log.writer.newest_lsn
+    close(held.shard)
+
+
 @pytest.mark.guarantee("W15")
 @in_loop
 async def test_the_end_of_a_day_is_durable_before_it_is_answered(tmp_path: Path) -> None:
     held = logged(tmp_path)
     coordinator, finished = await committed(held)
     await coordinator.end(finished)
-    assert held.shard.log is not None
-    assert held.shard.log.writer.durable_lsn == held.shard.log.writer.newest_lsn
-    close(held.shard)
+    check_durable(held)
 
 
 @pytest.mark.guarantee("W15")
@@ -100,9 +105,7 @@ async def test_the_cut_of_a_save_that_ends_a_day_is_durable(tmp_path: Path) -> N
     await held.start(registration(SGD))
     train(held, 7)
     await Coordinator(held).begin(ends_day=True)
-    assert held.shard.log is not None
-    assert held.shard.log.writer.durable_lsn == held.shard.log.writer.newest_lsn
-    close(held.shard)
+    check_durable(held)
 
 
 @pytest.mark.guarantee("W15")

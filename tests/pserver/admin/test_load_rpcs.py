@@ -252,16 +252,20 @@ def test_pushes_behind_a_load_stay_if_no_checkpoint_is_written(
     close_shard(again)
 
 
-def test_a_load_makes_a_checkpoint_due(logged: HeldControl) -> None:
-    async def load() -> None:
-        await logged.start(STAGE)
-        await logged.start(KEEP)
-        logged.service._checkpoints.begin_if_due()
-        running = logged.service._checkpoints._running
+def write_due_checkpoint(held: HeldControl) -> None:
+    async def write() -> None:
+        held.service._checkpoints.begin_if_due()
+        running = held.service._checkpoints._running
         assert running is not None
         assert await running.done
 
-    run(load)
+    run(write)
+
+
+def test_a_load_makes_a_checkpoint_due(logged: HeldControl) -> None:
+    logged.call(STAGE)
+    logged.call(KEEP)
+    write_due_checkpoint(logged)
     assert not loaded_directories(logged.shard)
 
 
@@ -275,14 +279,7 @@ def test_a_load_makes_a_checkpoint_due_in_the_next_process(logged: HeldControl, 
     logged.call(KEEP)
     again = HeldControl(tmp_path, shard=recovered(logged.shard))
     assert len(loaded_directories(again.shard)) == 1
-
-    async def write_checkpoint() -> None:
-        again.service._checkpoints.begin_if_due()
-        running = again.service._checkpoints._running
-        assert running is not None
-        assert await running.done
-
-    run(write_checkpoint)
+    write_due_checkpoint(again)
     assert not loaded_directories(again.shard)
     close_log(again)
 
