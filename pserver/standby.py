@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import nullcontext
+from importlib import import_module
 
 from fleet_sparse.lifeline import take_lifeline
 from fleet_sparse.settings import Settings
@@ -16,11 +17,11 @@ def stand_by() -> list[str]:
     Raises:
         SettingError: A variable cannot be read.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C, which the whole group gets, ends it without a word
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C, which the whole group gets, ends it without a traceback
     lifeline = take_lifeline()
     assert lifeline is not None, "a supervisor starts it"
-    from . import command_line  # noqa: F401  # with everything that it imports
-
+    import_module(".command_line", __package__)  # loads every module of a pserver
     with nullcontext() if Settings.from_environment().rules else without_linear_algebra():
         warm_up(trains=False, on_progress=lifeline.note_progress)  # its arguments may have come
     return lifeline.await_arguments()
