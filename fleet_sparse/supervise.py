@@ -210,27 +210,33 @@ class _Child(NamedTuple):
                 ours.close()
                 raise
 
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self.lifeline.close()
+        self.process.kill()
+        self.process.wait()
 
-class _Standby:
-    """The next child: it has loaded what it needs, and waits for its arguments.
+
+class Standby:
+    """A process that has loaded what a child needs, and becomes the next one.
 
     Args:
         program: Command line of a child without its arguments.
-        is_kept: False if there is none, so that each child is started when it is needed.
+        is_wanted: False to start each child when it is needed.
     """
 
-    def __init__(self, program: Sequence[str], *, is_kept: bool) -> None:
+    def __init__(self, program: Sequence[str], *, is_wanted: bool) -> None:
         self._program = program
-        self._is_kept = is_kept
+        self._is_wanted = is_wanted
         self._waiting: _Child | None = None
 
     def prepare(self) -> None:
         """Starts it, unless there is one. If the system refuses, there is none from then on."""
-        if self._is_kept and self._waiting is None:
+        if self._is_wanted and self._waiting is None:
             try:
                 self._waiting = _Child.of([*self._program, STANDBY])
             except OSError as error:
-                self._is_kept = False
+                self._is_wanted = False
                 _log.warning("no standby: %s", error)
 
     def begin(self, arguments: Sequence[str]) -> _Child:
@@ -240,20 +246,15 @@ class _Standby:
             with contextlib.suppress(OSError):
                 child.lifeline.sendall(json.dumps(list(arguments)).encode() + b"\n")
                 return child
-        _end(child)
+        if child is not None:
+            child.kill()
         return _Child.of([*self._program, *arguments])
 
     def end(self) -> None:
         """Ends the process that waits."""
         child, self._waiting = self._waiting, None
-        _end(child)
-
-
-def _end(child: _Child | None) -> None:
-    if child is not None:
-        child.lifeline.close()
-        child.process.kill()
-        child.process.wait()
+        if child is not None:
+            child.kill()
 
 
 def run(
@@ -271,7 +272,7 @@ def run(
         arguments_of: Returns these.
         supervision: Decides.
         name: Name of the child in the log.
-        has_standby: True if the next child waits as soon as one serves: the program with `STANDBY`.
+        has_standby: True to start the program with the option `STANDBY`, too, as soon as a child serves.
     """
     generations, wake, woken = Generations(), *_signal_pipe()
     received: deque[int] = deque()
@@ -279,7 +280,7 @@ def run(
         if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup; the child ignores it as well
             signal.signal(number, lambda number, _: received.append(number))
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    standby = _Standby(program, is_kept=has_standby)
+    standby = Standby(program, is_wanted=has_standby)
     try:
         while True:
             child = standby.begin(arguments_of(Start(generations.draw(), supervision.options)))
@@ -313,11 +314,11 @@ def _attend(
     received: deque[int],
     woken: int,
     name: str,
-    standby: _Standby,
+    standby: Standby,
 ) -> int:
     """Passes signals on and reads lines until the child has ended; returns its status, as of `Popen`.
 
-    Once the child serves there is a standby.
+    It starts the standby once the child serves.
     """
     process, lifeline = child
     ended = os.pidfd_open(process.pid)

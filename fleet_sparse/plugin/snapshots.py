@@ -143,13 +143,7 @@ class Snapshots:
             is_due = not rest
             if is_due:
                 self._send_held(connection)
-        if connection.role.is_first:
-            self.queue.step(
-                connection.control,
-                lambda: self._drain(connection),
-                lambda save: self._begin(connection, save),
-                is_due=is_due,
-            )
+        self._step(connection, is_due=is_due)
 
     def note_barrier(self, connection: JobConnection) -> None:
         """Notes that all workers have met: a save begins here that was due while worker 0 waited.
@@ -161,13 +155,8 @@ class Snapshots:
         if schedule is None or schedule.steps is None or not connection.training.holds_back:
             return
         num_before, self._num_intervals = self._num_intervals, connection.training.num_trained // schedule.steps
-        if connection.role.is_first and self._num_intervals > num_before:
-            self.queue.step(
-                connection.control,
-                lambda: self._drain(connection),
-                lambda save: self._begin(connection, save),
-                is_due=True,
-            )
+        if self._num_intervals > num_before:
+            self._step(connection, is_due=True)
 
     def load(
         self,
@@ -307,6 +296,16 @@ class Snapshots:
     def _send_held(self, connection: JobConnection) -> None:
         if connection.training.send_held():
             self._dense.miss_step()  # others may have trained meanwhile
+
+    def _step(self, connection: JobConnection, *, is_due: bool | None) -> None:
+        """Worker 0 saves if that is due; `is_due` is that of `SaveQueue.step`."""
+        if connection.role.is_first:
+            self.queue.step(
+                connection.control,
+                lambda: self._drain(connection),
+                lambda save: self._begin(connection, save),
+                is_due=is_due,
+            )
 
     def _drain(self, connection: JobConnection) -> None:
         """Returns when the pservers have all that this worker did."""

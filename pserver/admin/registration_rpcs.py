@@ -382,7 +382,7 @@ class RegistrationService:
 
 
 class _JoinedShard(NamedTuple):
-    """What a shard answers to a worker that has joined."""
+    """The answer of a shard to a worker that has joined it."""
 
     states: list[TableState]
     """States of all tables."""

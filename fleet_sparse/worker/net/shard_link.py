@@ -77,7 +77,7 @@ class Registration(NamedTuple):
     log_job_id: int = 0
     """The job with which the log of the pserver begins; 0 without one."""
     copies_epoch: int = 0
-    """Of shard 0: as of `Passed`."""
+    """Shard 0 gives it another value once rows were loaded or removed, as at each barrier: see `Passed`."""
 
 
 class Resumption(NamedTuple):

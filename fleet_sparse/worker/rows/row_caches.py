@@ -53,7 +53,7 @@ class _Lookups(NamedTuple):
 
     @property
     def asks(self) -> list[RowAsk]:
-        """What is asked about copies."""
+        """The questions to the pservers about copies of these rows."""
         return [lookup.ask for _, lookup in self.cached if lookup.ask is not None]
 
     def finish(self, extra: Sequence[ExtraBlock]) -> None:

@@ -22,7 +22,7 @@ _MAX_READS = 64  # reads that may wait for their update: of threads that train, 
 
 
 class CacheStats(NamedTuple):
-    """What the cache of one table holds, and what it did since it was made."""
+    """The present size of the cache of one table, and what it has counted since it was made."""
 
     rows: int
     """Number of copies."""
