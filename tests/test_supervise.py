@@ -12,7 +12,7 @@ import pytest
 
 from fleet_sparse.lifeline import TRY_AGAIN
 from fleet_sparse.local_pservers import child_environment
-from fleet_sparse.supervise import RESTARTS_WITHIN_S, Generations, Supervision
+from fleet_sparse.supervise import RESTARTS_WITHIN_S, Generations, Standby, Supervision
 
 KILLED = -int(signal.SIGKILL)
 END_S = 30.0
@@ -404,6 +404,14 @@ def test_a_standby_ends_with_its_supervisor(number: int) -> None:
     supervisor.send_signal(number)
     output_of(supervisor)
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+
+
+def test_a_standby_that_cannot_be_started_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    standby = Standby(["/no/such/program"], is_wanted=True)
+    for _ in range(2):
+        standby.prepare()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    standby.end()
 
 
 def test_a_child_that_does_not_serve_has_no_standby() -> None:

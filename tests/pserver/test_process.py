@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,9 +26,11 @@ from fleet_sparse.control_socket import socket_path
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.errors import FleetSparseError, SnapshotError
+from fleet_sparse.lifeline import LIFELINE, TRY_AGAIN
 from fleet_sparse.local_pservers import PserverProcess, child_environment
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.settings import Channel, Settings
+from fleet_sparse.supervise import STANDBY
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.worker.control.save import Save
 from fleet_sparse.worker.modes.step import Progress
@@ -492,6 +495,50 @@ def test_restarted_pserver_has_its_address_and_is_a_later_one(start: Start) -> N
     assert again.register(SGD).incarnation >> 32 > before >> 32
     again.close()
     assert pid_of(pserver) != pid
+
+
+def test_a_standby_takes_the_place_of_a_killed_pserver(start: Start) -> None:
+    pserver = start("--supervised", FLEET_SPARSE_STANDBY="1", FLEET_SPARSE_DURABILITY="log")
+    with connected([pserver.endpoint], [SGD], FAILOVER, mode=Mode()) as (_, client):
+        rows = np.empty((1, SGD.dim), np.float32)
+        for num_pushes in (1, 2, 3):
+            client.push([RowBatch(SGD, IDS, np.ones((1, SGD.dim), np.float32), 1.0, 1)])
+            client.pull([RowBatch(SGD, IDS, rows)])
+            assert rows[0, 0] == 0.5 - num_pushes
+            standby, before = standby_of(pserver), pid_of(pserver)
+            os.kill(before, signal.SIGKILL)
+            client.pull([RowBatch(SGD, IDS, rows)])
+            assert pid_of(pserver) == standby
+    pserver.terminate()
+    assert pserver.wait() == 0
+
+
+def standby_of(pserver: Pserver) -> int:
+    """The process that waits beside the newest one of a supervised pserver, once there is one."""
+    children = Path(f"/proc/{pserver.process.pid}/task/{pserver.process.pid}/children")
+    deadline = time.monotonic() + END_S
+    while not (found := {int(pid) for pid in children.read_text().split()} - {pid_of(pserver)}):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (pid,) = found
+    return pid
+
+
+def test_a_standby_that_fails_may_be_started_again() -> None:
+    """It may have become the pserver when it fails."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        variables = {LIFELINE: str(theirs.fileno()), "FLEET_SPARSE_RESTARTS": "none"}
+        command = [sys.executable, "-m", "fleet_sparse.pserver", STANDBY]
+        ended = subprocess.run(
+            command,
+            pass_fds=[theirs.fileno()],
+            env=child_environment(**variables),
+            check=False,
+            capture_output=True,
+            timeout=END_S,
+        )
+    assert ended.returncode == TRY_AGAIN
 
 
 def test_supervised_pserver_that_refuses_its_options_ends_with_1(start: Start) -> None:

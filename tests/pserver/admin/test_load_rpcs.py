@@ -349,6 +349,20 @@ def test_a_save_does_not_wait_long_for_a_load(logged: HeldControl, monkeypatch: 
     run(load_and_save)
 
 
+def test_a_load_that_a_save_refuses_stays_staged(logged: HeldControl) -> None:
+    async def load_and_save() -> None:
+        await logged.start(STAGE)
+        coordinator = Coordinator(logged, "y")
+        await coordinator.begin()
+        with pytest.raises(SnapshotError, match="load"):
+            await logged.start(KEEP)
+        await coordinator.end()
+        await logged.start(KEEP)
+
+    run(load_and_save)
+    assert set(rows_in([logged.shard], SGD)) == {7}
+
+
 def test_a_load_waits_for_room_in_the_log(logged: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
     async def load() -> None:
         await logged.start(STAGE)

@@ -116,6 +116,15 @@ def test_a_push_that_waits_too_long_is_refused(shard: Shard) -> None:
     assert code_of(client.push(rows_of(0, 600))) is ErrorCode.LOG_FULL
 
 
+def test_a_shorter_push_without_room_does_not_prolong_the_wait(shard: Shard) -> None:
+    client, other = FrameClient(shard), FrameClient(shard, b"another client..")
+    assert client.push(rows_of(0, 900)).header.op is Op.WAIT
+    since = writer_of(shard).lacks_room_since(1 << 14)
+    assert since is not None
+    assert other.push(rows_of(0, 600)).header.op is Op.WAIT
+    assert writer_of(shard).lacks_room_since(1 << 14) == since
+
+
 def test_a_merged_step_larger_than_the_segment_ahead_waits(shard: Shard, disk: Any) -> None:
     workers = [Worker(shard, index) for index in range(2)]
     for worker in workers:
