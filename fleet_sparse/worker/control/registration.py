@@ -56,6 +56,7 @@ class Registrar:
         self.identity = ClientIdentity(os.urandom(16), 1)  # constant after construction
         self.can_fail_over = False
         self.is_sync = False
+        self._is_waited_for = False  # the others wait for it if it dies, because it is started again
         self.registrations: list[Registration] = []
         self._joined = messages.RegisterRequest()  # with all tables so far
 
@@ -77,6 +78,8 @@ class Registrar:
             is_supervised=is_supervised,
         )
         self.is_sync = mode is not None and mode.kind == SYNC
+        waits_for_workers = mode is not None and mode.is_step_synchronized and mode.can_replace_workers
+        self._is_waited_for = is_supervised and waits_for_workers
         registrations = self._register(request)
         request.table_specs[:0] = self._joined.table_specs
         self._joined = request
@@ -110,10 +113,14 @@ class Registrar:
         return registration
 
     def stay_away(self, timeout_s: float) -> None:
-        """Registers a worker a last time, as one that is not started again. Errors are ignored."""
-        if not self._joined.is_supervised:
+        """Registers a worker for which others would wait a last time, as one that is not started again.
+
+        Errors are ignored. In other jobs nothing is sent: a pserver that was started again would take the process that
+        ends for one that is there.
+        """
+        if not self._is_waited_for:
             return
-        self._joined.is_supervised = False
+        self._is_waited_for = self._joined.is_supervised = False
         self._joined.job_id = self._job_id
         self._rpc.try_all("Register", self._joined, timeout_s, patience_s=0.0)
 

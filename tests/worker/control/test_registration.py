@@ -216,13 +216,24 @@ def test_restarted_pserver_that_lacks_steps_is_told_them(control: ControlClient,
 
 
 def test_worker_that_is_not_started_again_says_so(control: ControlClient, pservers: FakePservers) -> None:
-    control.register([SPEC], 1, 2, ASYNC, is_supervised=True)
+    control.register([SPEC], 1, 2, Mode(max_step_lag=2), is_supervised=True)
     assert all(request.is_supervised for _, request in pservers.asked_for("Register"))
     control.stay_away()
     last = pservers.asked_for("Register")[-2:]
     assert [(shard, request.is_supervised) for shard, request in last] == [(0, False), (1, False)]
+    num_asked = len(pservers.asked_for("Register"))
     control.stay_away()
-    assert pservers.asked_for("Register")[-2:] == last
+    assert len(pservers.asked_for("Register")) == num_asked
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_worker_for_which_nobody_waits_registers_no_last_time(
+    control: ControlClient, pservers: FakePservers, mode: Mode
+) -> None:
+    control.register([SPEC], 1, 2, mode, is_supervised=True)
+    num_asked = len(pservers.asked_for("Register"))
+    control.stay_away()
+    assert len(pservers.asked_for("Register")) == num_asked
 
 
 @pytest.mark.guarantee("W12")
