@@ -16,6 +16,7 @@ from fleet_sparse.wire.decode import decode_blocks
 from fleet_sparse.wire.frame_format import BLOCK_BYTES, IDS, Action, Block, Op
 from fleet_sparse.wire.frame_format import BLOCK_OFFSETS as OFFSETS
 
+from .holes import is_zero
 from .log_directory import read_header
 from .log_format import (
     HEAD_BYTES,
@@ -137,7 +138,7 @@ class LogReader:
             self.end = offset
             return
         self.end = offset
-        if np.frombuffer(data, np.uint8)[offset:].any():
+        if not is_zero(path, offset):
             if follower is not None or _durable_behind(data, offset) > self.newest_lsn:
                 raise corrupt(str(path), head, offset)
             self.torn = TornEnd(path, offset, len(data) - offset)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fleet_sparse.errors import LogFull
 
+from .holes import is_zero
 from .log_directory import sync_names
 from .log_format import (
     HEADER_BYTES,
@@ -20,7 +21,6 @@ from .log_format import (
 
 _SMALL_SEGMENT_BYTES = (1 << 20, 64 << 10)
 _BLOCK_BYTES = 512  # of `st_blocks`
-_READ_BYTES = 1 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -56,8 +56,9 @@ class SegmentAhead:
             if not is_next_segment(path.name):
                 continue
             state = path.stat()
+            # One that had begun has records, but not its name, if the machine lost power before the name was durable.
             is_large = self._segment_bytes <= state.st_size <= state.st_blocks * _BLOCK_BYTES
-            if not self.is_there and is_large and _is_empty(path):
+            if not self.is_there and is_large and is_zero(path, HEADER_BYTES):
                 path.rename(self._path)
                 self._descriptor, self._num_bytes = os.open(self._path, os.O_RDWR | os.O_CLOEXEC), state.st_size
             else:
@@ -137,26 +138,3 @@ class SegmentAhead:
                     "some, or set FLEET_SPARSE_LOG to another disk"
                 ) from error
             raise
-
-
-def _is_empty(path: Path) -> bool:
-    """Returns whether a segment has only zeros behind its header.
-
-    One that had begun has its records, but not its name, if the machine lost power before the name was durable. What
-    was allocated and never written is a hole, which is not read.
-    """
-    with path.open("rb", buffering=0) as file:
-        at = HEADER_BYTES
-        while True:
-            try:
-                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # the rest is a hole
-                    return True
-                raise
-            end = os.lseek(file.fileno(), at, os.SEEK_HOLE)
-            file.seek(at)
-            while part := file.read(min(_READ_BYTES, end - at)):
-                if part.count(0) < len(part):
-                    return False
-                at += len(part)
