@@ -26,8 +26,10 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
-_MANY_RECORDS = 5_000
-"""A checkpoint is due after so many records, however small: a start replays them in about 0.2 s."""
+_MANY_RECORDS = 2_000
+"""A checkpoint is due after so many records, however small, unless it takes long: a start replays them in 0.1 s."""
+_REPLAYED_PER_S = 25_000
+"""Small records that a start replays in a second."""
 _RESTS = 20
 """Checkpoints that are due for their number of records only follow each other after so many times what one takes."""
 _OVERDUE = 2
@@ -66,7 +68,8 @@ class Checkpoints:
         self._on_data_thread = on_data_thread
         self._max_bytes = max_bytes
         self._size_before = EMPTY_LOG  # of the log, when the newest checkpoint was cut
-        self._rests_until = -math.inf  # if only many records make the next one due
+        self._many_records = _MANY_RECORDS  # make the next one due, however small they are
+        self._rests_until = -math.inf  # if only these make it due
         self._clock = clock
         self._pause_s = _FIRST_PAUSE_S  # after the next one that fails
         self._paused_until = -math.inf
@@ -80,7 +83,7 @@ class Checkpoints:
         if log is None or self._running is not None or self._num_holds or self._clock() < self._paused_until:
             return
         size = self._size(log)
-        has_many = size.num_records >= _MANY_RECORDS and self._clock() >= self._rests_until
+        has_many = size.num_records >= self._many_records and self._clock() >= self._rests_until
         if log.has_loads or size.num_bytes >= self._max_bytes or has_many:
             self._begin()
 
@@ -180,7 +183,10 @@ class Checkpoints:
             return False
         finally:
             now = self._clock()
-            self._rests_until = now + _RESTS * (now - begun_at)
+            took_s = now - begun_at
+            # A start loads a checkpoint in about the time that it takes: records that cost half of that may wait.
+            self._many_records = max(_MANY_RECORDS, int(took_s * _REPLAYED_PER_S / 2))
+            self._rests_until = now + _RESTS * took_s
             self._running = None
 
 

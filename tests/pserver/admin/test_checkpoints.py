@@ -154,10 +154,23 @@ async def test_an_adopted_checkpoint_stays_if_older_files_do(
 @in_loop
 async def test_checkpoints_of_many_small_records_rest_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "_MANY_RECORDS", 10)
+    monkeypatch.setattr(checkpoints, "_REPLAYED_PER_S", 1)
     attempts = Attempts(tmp_path / "log", monkeypatch, max_bytes=1 << 30)
     attempts.fails, attempts.takes_s = False, 2.0
     # The first push is record 2, behind that of the table; each checkpoint then rests for 20 times 2 s.
     assert await attempts.times_until(100.0) == [6.0, 48.0, 90.0]
+    check_continues(attempts.shard)
+
+
+@in_loop
+async def test_a_slow_checkpoint_is_followed_by_more_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "_MANY_RECORDS", 10)
+    monkeypatch.setattr(checkpoints, "_REPLAYED_PER_S", 100)
+    attempts = Attempts(tmp_path / "log", monkeypatch, max_bytes=1 << 30)
+    attempts.fails, attempts.takes_s = False, 2.0
+    # Two pushes a second; a second of replaying is worth 100 of them, and half of the 2 s is allowed.
+    sooner, later = await attempts.times_until(60.0)
+    assert later - sooner == pytest.approx(100 / 2, abs=3.0)
     check_continues(attempts.shard)
 
 
