@@ -77,7 +77,7 @@ class Behaviour:
     """Number of times that a pserver is started again within 10 minutes; after that it stays down. If it is set, the
     scripts of workers are started again, too."""
 
-    standby: bool = False
+    standby: bool = True
     """Keep a process beside each pserver that takes its place when it dies, with modules and kernels loaded: workers
     wait about a second less, for 120 MB of memory."""
 
