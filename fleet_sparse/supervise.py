@@ -37,7 +37,8 @@ STANDBY = "--standby"
 RESTARTS_WITHIN_S = 600.0
 _FINAL_CODES = (0, 1, 2)
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
-_SETTLED_S = 2.0
+_SETTLED_S = 1.0
+"""A request that ends a pserver is sent again at once, and ends the next one sooner than this."""
 _AT_ONCE = 2
 """So many children in a row that did not settle are followed by the next one at once."""
 _FAILED = 1

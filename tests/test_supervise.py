@@ -75,7 +75,7 @@ def test_pauses_between_restarts_grow() -> None:
 
 def test_a_child_that_lived_a_while_is_started_at_once() -> None:
     supervision, pauses = supervision_of(max_restarts=10), []
-    for now, lives_s in ((0.0, 3.0), (10.0, 3.0), (20.0, 1.0), (30.0, 1.0), (40.0, 1.0), (50.0, 3.0), (60.0, 1.0)):
+    for now, lives_s in ((0.0, 1.5), (10.0, 1.5), (20.0, 0.5), (30.0, 0.5), (40.0, 0.5), (50.0, 1.5), (60.0, 0.5)):
         supervision.begin(0.0)
         supervision.hear("alive", now)
         pauses.append(supervision.end(KILLED, now + lives_s).pause_s)
