@@ -2,8 +2,8 @@
 
 The process ends when the other end is closed, and writes lines: `starting` and `alive` are signs of life, before it
 serves and while it does; `joined` says that a script is a worker of its job, and needs no signs; `next OPTION VALUE`
-sets an option of the next start; `loss` says that another process of the job is lost, and `restart after loss` that
-code 1 is not final then. A standby reads one line, JSON: the arguments with which it begins.
+sets an option of the next start; `ending` says that it ends in order, which no start follows; `loss` says that another
+process of the job is lost, and `restart after loss` that code 1 is not final then. A standby reads one line, JSON: the arguments with which it begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRY_AGAIN = 70
 """Exit code of a supervised process that another start may help, as after an unknown error; 0, 1 and 2 are final."""
 LIFELINE = "_FLEET_SPARSE_LIFELINE"
 """Environment variable with the number of a child's end of the socket; empty in the processes that a child starts."""
-STARTING, ALIVE, JOINED = "starting", "alive", "joined"
+STARTING, ALIVE, JOINED, ENDING = "starting", "alive", "joined", "ending"
 LOSS, RESTART_AFTER_LOSS = "loss", "restart after loss"
 LINE_BYTES = 1 << 16
 """Longest line."""
@@ -86,6 +86,10 @@ class Lifeline:
     def report_joined(self) -> None:
         """Says that this process is a worker of its job. It needs no further signs of life."""
         self.say(JOINED)
+
+    def report_ending(self) -> None:
+        """Says that this process ends in order, and may take a while to remove its log and to free its memory."""
+        self.say(ENDING)
 
     def report_loss(self) -> None:
         """Says that this process will end because another process of its job is lost."""

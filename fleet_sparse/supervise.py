@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 from fleet_sparse.lifeline import (
     ALIVE,
+    ENDING,
     JOINED,
     LIFELINE,
     LINE_BYTES,
@@ -46,6 +48,8 @@ _GIVEN_UP = 1
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _LATE_S = 2.0
+_ENDING_S = 600.0
+_STANDBY_PAUSE_S = 60.0
 
 
 class Decision(NamedTuple):
@@ -61,9 +65,9 @@ class Decision(NamedTuple):
 class Supervision:
     """Decides whether and when a child is started again. No I/O, no clock of its own; `now` is monotonic.
 
-    A child that ends by itself, or by a signal that the supervisor got as well, is not started again. From the third
-    one in a row on, the pause before a start doubles with each child that ended within `_SETTLED_S` of the time when it
-    began to serve or joined its job, or before.
+    A child that ends by itself or in order, or by a signal that the supervisor got as well, is not started again. To
+    end in order it has `_ENDING_S`. From the third one in a row on, the pause before a start doubles with each child
+    that ended within `_SETTLED_S` of the time when it began to serve or joined its job, or before.
 
     Args:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.
@@ -84,6 +88,7 @@ class Supervision:
         self._ready_at: float | None = None
         self._alive_at: float | None = None
         self._stopped_at: float | None = None
+        self._ending_at: float | None = None
         self._received: set[int] = set()
         self._restarts_after_loss = False
         self._has_lost = False
@@ -101,6 +106,8 @@ class Supervision:
             self._alive_at = now
         if line in (ALIVE, JOINED) and self._ready_at is None:
             self._ready_at = now
+        if line == ENDING and self._ending_at is None:
+            self._ending_at = now
         word, _, rest = line.partition(" ")
         if word == "next":
             option, _, value = rest.partition(" ")
@@ -121,11 +128,13 @@ class Supervision:
 
     @property
     def is_stopping(self) -> bool:
-        """True once it was told to stop."""
-        return self._stopped_at is not None
+        """True once it was told to stop, or the child ends in order."""
+        return self._stopped_at is not None or self._ending_at is not None
 
     def kills_at(self) -> float | None:
         """Returns the time at which the child is to be killed; None for never."""
+        if self._ending_at is not None:
+            return self._ending_at + _ENDING_S
         since = self._alive_at if self._stopped_at is None else self._stopped_at
         return None if since is None else since + self._stall_s
 
@@ -221,6 +230,8 @@ class _Child(NamedTuple):
 class Standby:
     """A process that has loaded what a child needs, and becomes the next one.
 
+    One that ends while it waits is replaced after a pause that doubles.
+
     Args:
         program: Command line of a child without its arguments.
         is_wanted: False to start each child when it is needed.
@@ -230,10 +241,15 @@ class Standby:
         self._program = program
         self._is_wanted = is_wanted
         self._waiting: _Child | None = None
+        self._pause_s, self._paused_until = _STANDBY_PAUSE_S, -math.inf
 
     def prepare(self) -> None:
         """Starts it, unless there is one. If the system refuses, there is none from then on."""
-        if self._is_wanted and self._waiting is None:
+        if self._waiting is not None and (status := self._waiting.process.poll()) is not None:
+            _log.warning("the standby ended with code %d: the next one is started in %g s", status, self._pause_s)
+            self.end()
+            self._paused_until, self._pause_s = time.monotonic() + self._pause_s, 2 * self._pause_s
+        if self._is_wanted and self._waiting is None and time.monotonic() >= self._paused_until:
             try:
                 self._waiting = _Child.of([*self._program, STANDBY])
             except OSError as error:

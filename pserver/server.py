@@ -145,6 +145,8 @@ def serve(options: Options, settings: Settings) -> None:
         data_plane.run()
         if lease is not None:
             lease.check()
+        if options.lifeline is not None:
+            options.lifeline.report_ending()
     _log.info("shard %d stopped", options.shard)
 
 

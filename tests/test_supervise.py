@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet_sparse import supervise
 from fleet_sparse.lifeline import TRY_AGAIN
 from fleet_sparse.local_pservers import child_environment
 from fleet_sparse.supervise import RESTARTS_WITHIN_S, Generations, Standby, Supervision
@@ -71,6 +72,15 @@ def test_pauses_between_restarts_grow() -> None:
     supervision = supervision_of(max_restarts=10)
     pauses = [supervision.end(KILLED, float(now)).pause_s for now in range(10)]
     assert pauses == [0.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_a_child_that_was_ending_in_order_is_not_started_again() -> None:
+    supervision = supervision_of()
+    supervision.begin(0.0)
+    for line in ("alive", "ending"):
+        supervision.hear(line, 1.0)
+    assert supervision.kills_at() == 601.0
+    assert supervision.end(KILLED, 2.0)[:2] == (None, 128 - KILLED)
 
 
 def test_a_child_that_lived_a_while_is_started_at_once() -> None:
@@ -355,6 +365,13 @@ def test_supervisor_of_a_pserver_imports_no_numpy() -> None:
     assert found.stdout.split() == []
 
 
+def test_a_child_that_ends_in_order_has_time_for_it() -> None:
+    child = "lifeline.say('alive')\nlifeline.report_ending()\ntime.sleep(2.0)\nprint('end', flush=True)"
+    supervisor = supervisor_of(child, stall_s=1.0)
+    assert output_of(supervisor).split() == ["end"]
+    assert supervisor.returncode == 0
+
+
 # A standby
 
 STANDS_BY = "print('stands by', os.getpid(), flush=True)"
@@ -411,6 +428,19 @@ def test_a_standby_that_cannot_be_started_is_left_out(caplog: pytest.LogCaptureF
     for _ in range(2):
         standby.prepare()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+    standby.end()
+
+
+def test_a_standby_that_ended_is_replaced_after_a_pause_that_doubles(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "_STANDBY_PAUSE_S", 0.5)
+    standby = Standby([sys.executable, "-c", "import os; print(flush=True)"], is_wanted=True)
+    standby.prepare()
+    wait_until(lambda: standby.prepare() or len(caplog.records) == 3)
+    first, second, third = (record.created for record in caplog.records)
+    assert second - first >= 0.5
+    assert third - second >= 1.0
     standby.end()
 
 

@@ -482,8 +482,9 @@ def test_supervisor_takes_little_memory(start: Start) -> None:
     assert int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) < 25 << 10
 
 
-def test_restarted_pserver_has_its_address_and_is_a_later_one(start: Start) -> None:
-    pserver = start("--supervised")
+@pytest.mark.parametrize("has_standby", ["0", "1"])
+def test_restarted_pserver_has_its_address_and_is_a_later_one(start: Start, has_standby: str) -> None:
+    pserver = start("--supervised", FLEET_SPARSE_STANDBY=has_standby)
     before = pserver.remote.register(SGD).incarnation
     pid = pid_of(pserver)
     os.kill(pid, signal.SIGKILL)
@@ -498,7 +499,7 @@ def test_restarted_pserver_has_its_address_and_is_a_later_one(start: Start) -> N
 
 
 def test_a_standby_takes_the_place_of_a_killed_pserver(start: Start) -> None:
-    pserver = start("--supervised", FLEET_SPARSE_STANDBY="1", FLEET_SPARSE_DURABILITY="log")
+    pserver = start("--supervised", FLEET_SPARSE_DURABILITY="log")
     with connected([pserver.endpoint], [SGD], FAILOVER, mode=Mode()) as (_, client):
         rows = np.empty((1, SGD.dim), np.float32)
         for num_pushes in (1, 2, 3):
@@ -539,6 +540,27 @@ def test_a_standby_that_fails_may_be_started_again() -> None:
             timeout=END_S,
         )
     assert ended.returncode == TRY_AGAIN
+
+
+def test_a_standby_without_a_supervisor_ends_with_1() -> None:
+    command = [sys.executable, "-m", "fleet_sparse.pserver", STANDBY]
+    assert subprocess.run(command, env=child_environment(), check=False, timeout=END_S).returncode == 1
+
+
+def test_a_pserver_says_that_it_ends_in_order(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        variables = {LIFELINE: str(theirs.fileno()), "FLEET_SPARSE_ROOT": str(tmp_path)}
+        command = [sys.executable, "-m", "fleet_sparse.pserver", "--shard", "0", "--num-shards", "1"]
+        command += ["--control", "127.0.0.1:0"]
+        with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=child_environment(**variables)) as process:
+            theirs.close()
+            lines = ours.makefile()
+            while next(lines) != "alive\n":
+                pass
+            process.terminate()
+            assert list(lines)[-1] == "ending\n"
+        assert process.returncode == 0
 
 
 def test_supervised_pserver_that_refuses_its_options_ends_with_1(start: Start) -> None:
