@@ -19,6 +19,10 @@ POPULATED_AHEAD = 1 / 32
 MAX_POPULATED_AHEAD_BYTES = 64 << 20
 
 
+SUPERVISION_BYTES = 150e6
+"""A supervisor, of 22 MB, and a standby."""
+
+
 class Memory(NamedTuple):
     """Bytes of a pserver, by what they hold."""
 
@@ -31,7 +35,7 @@ class Memory(NamedTuple):
     staged: float
     """Sync with several workers: pushes that wait until their step is complete."""
     process: float
-    """A pserver without tables."""
+    """A pserver without tables, its supervisor and its standby."""
 
     @property
     def total(self) -> float:
@@ -51,7 +55,7 @@ def memory_of(job: PlannedJob, coefficients: CostCoefficients, num_pservers: int
         metadata=METADATA_BYTES_PER_ROW * rows,
         dense=job.dense_bytes * (1 + num_states) / num_pservers,
         staged=staged,
-        process=coefficients.pserver_bytes,
+        process=coefficients.pserver_bytes + SUPERVISION_BYTES,
     )
 
 
