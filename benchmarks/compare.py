@@ -28,7 +28,7 @@ from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.goals import against
 from benchmarks.interleaved import interleaved
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS
-from benchmarks.processes import with_children
+from benchmarks.processes import NO_STANDBY, with_children
 from benchmarks.record import RESULTS, ROOT, Record, git
 
 MODELS = ("step", "lookup")
@@ -131,6 +131,7 @@ def job(tree: Path, model: str, options: argparse.Namespace) -> Iterator[Job]:
         "PADDLE_TRAINER_ID": "0",
         "POD_IP": HOST,
         "FLEET_SPARSE_CONNECT_S": "600",  # a fresh checkout compiles its kernels first
+        **NO_STANDBY,
     }
     roles = [{"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(port)} for port in ports]
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:

@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.cluster import NUM_WARM_UP, ready, worker_command
 from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS
-from benchmarks.processes import Worker, asked, with_children, workers
+from benchmarks.processes import NO_STANDBY, Worker, asked, with_children, workers
 from benchmarks.record import Record, add_results
 from benchmarks.step import BATCH
 from fleet_sparse.core.mode import ASYNC, SYNC
@@ -68,7 +68,7 @@ def started(mode: str, durability: str, options: argparse.Namespace, stack: Exit
     """Starts a job; it ends with the stack."""
     root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.root)))
     of_job = {"FLEET_SPARSE_JOB_ID": "benchmark"}
-    variables = {"FLEET_SPARSE_DURABILITY": durability.partition(" ")[0], **of_job}
+    variables = {"FLEET_SPARSE_DURABILITY": durability.partition(" ")[0], **of_job, **NO_STANDBY}
     pservers = stack.enter_context(
         local_pservers(
             options.pservers, root=root, arguments=["--supervised"], environment=variables, log=subprocess.DEVNULL

@@ -55,6 +55,10 @@ def asked(processes: Sequence[Worker], question: Any) -> list[str]:
     return answers
 
 
+NO_STANDBY = {"FLEET_SPARSE_STANDBY": "0"}
+"""Variables of pservers without a standby, whose start would count as theirs."""
+
+
 def with_children(pids: Sequence[int]) -> list[int]:
     """Returns processes and their children: a pserver is the child of its supervisor."""
     children = [Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in pids]

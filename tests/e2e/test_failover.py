@@ -84,7 +84,7 @@ def running_job(
     with subprocess.Popen(
         command,
         cwd=directory,
-        env=environment(**variables),
+        env=environment(**{"FLEET_SPARSE_STANDBY": "1", **variables}),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         text=True,

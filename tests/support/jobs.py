@@ -27,8 +27,11 @@ class Job(NamedTuple):
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Returns the environment of a child: that of this process, with this checkout on the path, and `variables`."""
-    return child_environment(**{"OMP_NUM_THREADS": "1", **variables})
+    """Returns the environment of a child: that of this process, with this checkout on the path, and `variables`.
+
+    Pservers have no standby, which takes a core for a second: a test in which they die gives them one.
+    """
+    return child_environment(**{"OMP_NUM_THREADS": "1", "FLEET_SPARSE_STANDBY": "0", **variables})
 
 
 def fleetrun(
