@@ -3,7 +3,8 @@
 The process ends when the other end is closed, and writes lines: `starting` and `alive` are signs of life, before it
 serves and while it does; `joined` says that a script is a worker of its job, and needs no signs; `next OPTION VALUE`
 sets an option of the next start; `ending` says that it ends in order, which no start follows; `loss` says that another
-process of the job is lost, and `restart after loss` that code 1 is not final then. A standby reads one line, JSON: the arguments with which it begins.
+process of the job is lost, and `restart after loss` that code 1 is not final then. A standby reads one line, JSON: the
+arguments with which it begins.
 """
 
 from __future__ import annotations
