@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -11,6 +13,8 @@ import msgspec
 from fleet_sparse.errors import SettingError
 
 VARIABLE = "FLEET_SPARSE_COORDINATOR"
+_BEGUN = 19
+"""Index of the time when a process began, in ticks since the boot, behind its name in `/proc/<pid>/stat`."""
 CLOCKS_DIFFER = 1.1
 """A process waits this multiple of the ttl of a holder, because the clocks of two machines may differ in speed."""
 
@@ -23,12 +27,27 @@ class Holder(msgspec.Struct, frozen=True):
         job: Identity of its job.
         process: Its machine and pid, for people.
         ttl_s: Seconds for which it holds the lease after each renewal.
+        life: Names it among all processes, for those of its machine; empty if that is not known.
     """
 
     generation: int
     job: str
     process: str
     ttl_s: float
+    life: str = ""
+
+    @classmethod
+    def of_this_process(cls, generation: int, job: str, ttl_s: float) -> Holder:
+        """Returns this process as the holder."""
+        return cls(generation, job, this_process(), ttl_s, life_of(os.getpid()))
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it is known to have ended: it was a process of this machine, and is none any more."""
+        place, _, process = self.life.rpartition(" ")
+        if place != life_of(os.getpid()).rpartition(" ")[0] or not place:
+            return False
+        return life_of(int(process.partition("-")[0])) != self.life
 
     def to_json(self) -> bytes:
         """Returns what a coordinator keeps."""
@@ -50,6 +69,26 @@ def holder_from(content: bytes | str, where: str) -> Holder:
 def this_process() -> str:
     """Returns machine and pid of this process."""
     return f"{socket.gethostname()}, pid {os.getpid()}"
+
+
+def life_of(pid: int) -> str:
+    """Returns the place of the processes that see each other's pids, a pid, and when that process began.
+
+    Empty if there is no such process, or the system does not say.
+    """
+    with suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return f"{_place()} {pid}-{stat.rpartition(')')[2].split()[_BEGUN]}"
+    return ""
+
+
+def _place() -> str:
+    """Returns the boot of this machine, and its namespace of pids.
+
+    Raises:
+        OSError: The system does not say.
+    """
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 class Coordinator(Protocol):

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from .coordinator import CLOCKS_DIFFER, Holder, holder_from, this_process
+from .coordinator import CLOCKS_DIFFER, Holder, holder_from
 
 LEASES = "leases"
 """Name of the directory beside the logs."""
@@ -65,7 +65,7 @@ class DirectoryCoordinator:
                 if not is_free:
                     return former
                 generation = max(former.generation, after) + 1
-            holder = Holder(generation, self._job, this_process(), ttl_s)
+            holder = Holder.of_this_process(generation, self._job, ttl_s)
             descriptor = self._create(shard, number + 1, holder)
             if descriptor is None:
                 continue

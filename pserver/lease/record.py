@@ -1,7 +1,8 @@
 """RecordCoordinator: leases as records of a store that replaces a record only if nobody else has replaced it before.
 
 Each renewal replaces the record. So a lease is free once its record has not changed for longer than its ttl, by the
-clock of the process that waits, and a process that was suspended finds that its record was replaced.
+clock of the process that waits, and a process that was suspended finds that its record was replaced. The lease of a
+process of this machine that has ended is free at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .coordinator import CLOCKS_DIFFER, Holder, holder_from, this_process
+import msgspec
+
+from .coordinator import CLOCKS_DIFFER, Holder, holder_from
 
 _MAX_POLL_S = 0.5
 _POLLS_PER_TTL = 20
@@ -50,7 +53,7 @@ class RecordCoordinator:
             if former is not None and not is_free:
                 return former
             generation = max(0 if former is None else former.generation, after) + 1
-            holder = Holder(generation, self._job, this_process(), ttl_s)
+            holder = Holder.of_this_process(generation, self._job, ttl_s)
             version = self._store.write(shard, holder.to_json(), version)
             if version:
                 self._held[shard] = holder, version
@@ -79,7 +82,7 @@ class RecordCoordinator:
     def release(self, shard: str) -> None:
         """As `Coordinator`. The record stays: it has the generation."""
         holder, version = self._held.pop(shard)
-        self._store.write(shard, Holder(holder.generation, holder.job, holder.process, 0.0).to_json(), version)
+        self._store.write(shard, msgspec.structs.replace(holder, ttl_s=0.0).to_json(), version)
 
     def close(self) -> None:
         """As `Coordinator`."""
@@ -95,4 +98,5 @@ class RecordCoordinator:
         if seen != version:
             self._observed[shard] = version, now
             since = now
-        return holder, version, not holder.ttl_s or now - since > CLOCKS_DIFFER * holder.ttl_s
+        is_over = now - since > CLOCKS_DIFFER * holder.ttl_s
+        return holder, version, is_over or not holder.ttl_s or holder.has_ended

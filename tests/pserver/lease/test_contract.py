@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fleet_sparse.errors import LeaseLost
+from fleet_sparse.local_pservers import child_environment
 from fleet_sparse.pserver.lease.choice import open_coordinator
 from fleet_sparse.pserver.lease.coordinator import Coordinator, Holder
 from fleet_sparse.pserver.lease.lease import Lease, take_lease
@@ -91,6 +94,31 @@ def test_a_lease_that_is_not_renewed_passes_to_another(connect: Connect) -> None
     assert time.monotonic() - begun_at > SHORT_S
     assert not one.renew(SHARD)
     assert two.renew(SHARD)
+
+
+TAKES = """
+import sys
+from pathlib import Path
+from fleet_sparse.pserver.lease.choice import open_coordinator
+coordinator = open_coordinator(sys.argv[1], Path(sys.argv[2]), "a job", ttl_s=float(sys.argv[4]))
+print(coordinator.lease(sys.argv[3], float(sys.argv[4])), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_lease_of_a_process_of_this_machine_that_died_is_free_at_once(
+    connect: Connect, url: str, tmp_path: Path
+) -> None:
+    coordinator, path = connect(), f"{url}/{tmp_path.name}" if url else ""
+    command = [sys.executable, "-c", TAKES, path, str(tmp_path / "leases"), SHARD, str(LONG_S)]
+    with subprocess.Popen(
+        command, env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        assert isinstance(coordinator.lease(SHARD, LONG_S), Holder)
+        process.kill()
+    assert coordinator.lease(SHARD, LONG_S) == 2
 
 
 @pytest.mark.slow
