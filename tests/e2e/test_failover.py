@@ -171,7 +171,7 @@ def lose_power(job: RunningJob, shard: int, directory: Path, num_records: int = 
     """Kills a pserver of a traced job and loses what its log had not synced, at least `num_records` records."""
 
     def unsynced() -> tuple[Path, int, list[int]]:
-        segment = last_segment(directory, shard)
+        segment = last_segment(directory / "log" / f"shard-{shard}-of-2")
         num_bytes = sync_trace.num_synced_bytes(directory / "synced", segment)
         return segment, num_bytes, unsynced_records(segment, num_bytes)
 

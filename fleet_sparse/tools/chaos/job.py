@@ -243,7 +243,7 @@ class ChaosJob:
         from .power_cut import last_segment, unsynced_records
 
         def has_enough() -> bool:
-            segment = last_segment(self._directory, shard)
+            segment = last_segment(self._log_of(shard))
             return len(unsynced_records(segment, self._num_synced_bytes(segment))) >= _LEAST_UNSYNCED
 
         self._wait_for(has_enough, self._recovery_s, f"records in the log of shard {shard}")
@@ -263,7 +263,7 @@ class ChaosJob:
             os.kill(pid, signal.SIGKILL)
             while _state_of(pid) != "Z":
                 time.sleep(_POLL_S)
-            yield last_segment(self._directory, shard)
+            yield last_segment(self._log_of(shard))
         finally:
             os.kill(supervisor, signal.SIGCONT)
 
@@ -274,6 +274,9 @@ class ChaosJob:
     @property
     def _logs(self) -> Path:
         return self._directory / LOG_DIRECTORY
+
+    def _log_of(self, shard: int) -> Path:
+        return self._logs / f"shard-{shard}-of-{NUM_PSERVERS}"
 
     def _step_ends(self, worker: int) -> Path:
         return self._directory / f"step_ends{worker}"

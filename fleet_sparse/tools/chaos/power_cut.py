@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from fleet_sparse.pserver.log.log_directory import read_header
 from fleet_sparse.pserver.log.log_format import HEADER_BYTES, is_segment, record_ends
 
 _PAGE_BYTES = 4096
@@ -14,17 +13,16 @@ _KEPT_SHARES = (0.0, 0.5)
 _TORN_BYTES = 100
 
 
-def last_segment(directory: Path, shard: int) -> Path:
-    """Returns the newest segment of the log of a shard, somewhere below a directory.
+def last_segment(log: Path) -> Path:
+    """Returns the newest segment of a log; the pserver may write there, and remove older ones.
 
     Raises:
         FileNotFoundError: There is none.
     """
-    segments = [path for path in sorted(directory.rglob("*.fsl")) if is_segment(path.name)]
-    of_shard = [path for path in segments if read_header(path).identity.shard == shard]
-    if not of_shard:
-        raise FileNotFoundError(f"{directory}: it has no log of shard {shard}")
-    return of_shard[-1]
+    names = [path.name for path in log.iterdir() if is_segment(path.name)]
+    if not names:
+        raise FileNotFoundError(f"{log}: it has no segment of a log")
+    return log / max(names)
 
 
 def unsynced_records(segment: Path, num_synced_bytes: int) -> list[int]:

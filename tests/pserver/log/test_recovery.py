@@ -574,7 +574,7 @@ def after_power_cut(shard: Shard) -> Shard:
     writer = shard.log.writer
     directory = writer.directory.with_name("after power cut")
     shutil.copytree(writer.directory, directory)
-    segment = last_segment(directory, 0)
+    segment = last_segment(directory)
     ends = [end for head, end in record_ends(memoryview(segment.read_bytes())) if head.lsn <= writer.durable_lsn]
     os.truncate(segment, ends[-1])
     return logged_shard(directory)

@@ -57,7 +57,7 @@ class Chance(random.Random):
 
 
 def test_all_pages_that_were_not_synced_are_lost(directory: Path) -> None:
-    segment = last_segment(directory, 0)
+    segment = last_segment(directory / "log")
     *_, fourth, _, _, _, _ = unsynced_records(segment, 0)
     assert len(unsynced_records(segment, fourth)) == 5
     assert cut_power(segment, fourth, Chance()) == 5
@@ -72,37 +72,37 @@ def test_records_behind_a_lost_page_are_lost(tmp_path: Path) -> None:
         if number == 1:
             num_synced_bytes = newest_end(tmp_path)
     close(shard)
-    lost = cut_power(last_segment(tmp_path, 0), num_synced_bytes, Chance(True, True, False, True, True))
+    lost = cut_power(last_segment(tmp_path / "log"), num_synced_bytes, Chance(True, True, False, True, True))
     assert 0 < lost < 6
     assert row_of(tmp_path) == 8.0 - lost
 
 
 def newest_end(directory: Path) -> int:
     """The end of the newest record."""
-    segment = last_segment(directory, 0)
+    segment = last_segment(directory / "log")
     return max(end for _, end in record_ends(memoryview(segment.read_bytes())))
 
 
 def test_a_record_that_is_synced_in_part_is_lost(directory: Path) -> None:
-    segment = last_segment(directory, 0)
+    segment = last_segment(directory / "log")
     *_, last = unsynced_records(segment, 0)
     assert cut_power(segment, last + 64, Chance()) == 1
 
 
 def test_a_log_that_is_synced_loses_nothing(directory: Path) -> None:
-    segment = last_segment(directory, 0)
+    segment = last_segment(directory / "log")
     assert cut_power(segment, segment.stat().st_size, Chance()) == 0
     assert row_of(directory) == 8.0
 
 
 def test_a_torn_record_loses_nothing(directory: Path) -> None:
-    tear(last_segment(directory, 0))
+    tear(last_segment(directory / "log"))
     assert row_of(directory) == 8.0
 
 
-def test_a_shard_without_a_log_has_no_segment(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="shard 1"):
-        last_segment(tmp_path, 1)
+def test_a_log_without_content_has_no_segment(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        last_segment(tmp_path)
 
 
 @pytest.mark.guarantee("F5")
@@ -123,7 +123,7 @@ def test_a_power_cut_shows_acks_that_came_before_their_sync(tmp_path: Path, dura
         for _ in range(NUM_PUSHES):
             assert client.push(push(TABLE, ids_of(1), -np.ones((1, 2), np.float32))).error is None
         pserver.kill()
-    segment = last_segment(tmp_path, 0)
+    segment = last_segment(tmp_path / "log" / "shard-0-of-1")
     cut_power(segment, sync_trace.num_synced_bytes(trace, segment), Chance())
     with logged_pserver(tmp_path, **variables) as (_, remote):
         client = FrameClient(remote.register(TABLE, job_id="a"))
