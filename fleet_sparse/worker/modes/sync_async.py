@@ -414,9 +414,10 @@ class PserverTraining:
             elif not self._is_merged and self._caches.num_held:
                 with self._stepping:
                     self._flush_caches(self._caches)
+            self._caches.drop_ahead()  # the others may continue before this worker rejoins
         self._client.flush()
         with self._lock:
-            early, self._early = self._early, None  # the others may continue before this worker rejoins
+            early, self._early = self._early, None  # as above
         if early is not None:
             early.clear()
         if leaves and self._counts_steps:

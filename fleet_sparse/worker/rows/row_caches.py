@@ -174,6 +174,11 @@ class RowCaches:
             if self._coming is early:
                 self._coming = None
 
+    def drop_ahead(self) -> None:
+        """Drops the rows that came ahead of the next step: others may make steps before it."""
+        with self._lock:
+            self._drop_ahead()
+
     def read(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
         """Fills batches for an evaluation: with the rows of the pservers, and this worker's held updates.
 

@@ -864,6 +864,27 @@ def test_rows_that_came_ahead_are_dropped_after_a_save() -> None:
         np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
 
 
+@pytest.mark.guarantee("H1")
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_came_ahead_are_dropped_at_a_barrier(kind: str) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, kind, RowBound(lag=6), 2, 3, looks_ahead=True, max_held=0)
+        job.in_steps(6)
+        first, second = job.workers
+        assert first.caches is not None
+        assert first.caches._ahead is not None
+
+        def train_on() -> None:
+            for _ in range(20):
+                job.update(1, job.read(1))
+            second.training.drain(leaves=True)
+
+        in_threads(partial(first.training.drain, leaves=True), train_on)
+        job.in_steps(6)
+        job.meet()
+        np.testing.assert_array_equal(first.evaluate(job.spec), job.num_made)
+
+
 class SavedMeanwhile:
     """A call with an answer, before which a save has what its worker holds."""
 
