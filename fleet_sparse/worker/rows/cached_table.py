@@ -269,7 +269,7 @@ class CachedTable:
     @property
     def num_held(self) -> int:
         """Number of copies with updates that are not on the pservers, and of rows that left with such updates."""
-        return int(np.count_nonzero(self._held)) + sum(len(each.ids) for each in self._left)
+        return len(self._holding(np.arange(self.num_rows))) + sum(len(each.ids) for each in self._left)
 
     @property
     def num_bytes(self) -> int:
@@ -407,21 +407,21 @@ class CachedTable:
         if len(outside) and self._open:
             self._note_passed(plan.ids[outside])
         self._train(slots, outside, grads, learning_rate, optimizer_step)
-        idle = self._idle[self._held[self._idle] > 0]
-        held = self._held[idle]
+        idle = self._holding(self._idle)
+        held = self._states_held[idle]
         if self._may_hold:
             count_updates(slots, self._counts)
         as_gradients, due, single_updates = (outside, _NOWHERE, _NOWHERE) if self._holds_all else self._due(slots)
-        unused = idle[held == self._held[idle]]
+        unused = idle[held == self._states_held[idle]]
         if len(unused):
-            due = np.union1d(due, unused)
-        idle = self._index.age(len(plan.ids), plan.step)
-        self._idle = idle[self._held[idle] > 0]
-        return Outgoing(as_gradients, self._changes_of(due), single_updates)
+            due = np.setdiff1d(due, unused)
+        self._idle = self._holding(self._index.age(len(plan.ids), plan.step))
+        changes = (*self._changes_of(due), *self._made(unused, has_states=True))
+        return Outgoing(as_gradients, changes, single_updates)
 
     def flush(self, max_rows: int | None = None) -> Outgoing:
         """Returns what is held, of at most `max_rows` copies, with all states; to be sent and passed to `sent`."""
-        slots = np.flatnonzero((self._held[: self.num_rows] > 0) | (self._states_held[: self.num_rows] > 0))[:max_rows]
+        slots = self._holding(np.arange(self.num_rows))[:max_rows]
         return Outgoing(_NOWHERE, self._changes_of(slots, has_states=True), _NOWHERE)
 
     def sent(self, outgoing: Outgoing) -> None:
@@ -558,7 +558,7 @@ class CachedTable:
         slots = plan.entries.slots
         leaving = slots[slots < self.num_rows]
         self._count(entered=len(slots), left=len(leaving))
-        with_updates = leaving[(self._held[leaving] > 0) | (self._states_held[leaving] > 0)]
+        with_updates = self._holding(leaving)
         if len(with_updates):
             (changes,) = self._made(with_updates, has_states=True)
             self._left.append(changes._replace(slots=np.full(len(with_updates), -1)))
@@ -656,6 +656,10 @@ class CachedTable:
             *self._made(slots[~is_old], has_states=False),
             *self._made(slots[is_old], has_states=True),
         )
+
+    def _holding(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the copies of these that have updates, of the row or only of its states, that the pservers do not."""
+        return slots[(self._held[slots] > 0) | (self._states_held[slots] > 0)]
 
     def _made(self, slots: NDArray[np.int64], *, has_states: bool) -> tuple[Changes, ...]:
         if not len(slots):

@@ -22,7 +22,9 @@ from fleet_sparse.worker.rows.cached_table import CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import RowCaches
+from support.cow_views import all_rows
 from support.in_process import InProcessCluster
+from support.saves import store_of
 from support.threads import in_threads
 
 SPEC = TableSpec(name="held", dim=2, rule="adagrad", initializer=constant(0.0))
@@ -331,3 +333,57 @@ def test_updates_of_tables_declared_late_are_held_back(cluster: InProcessCluster
     training = PserverTraining(client, deduplicator, mode, 2, caches=caches)
     tables[SPEC.name] = SPEC
     assert training.holds_back
+
+
+def barrier(worker: Worker) -> None:
+    worker.training.drain()
+
+
+def save(worker: Worker) -> None:
+    with worker.training.quiesce(10.0, is_coordinator=True):
+        pass
+
+
+def end_of_pass(worker: Worker) -> None:
+    worker.training.end_pass()
+
+
+@pytest.mark.guarantee("H7")
+@pytest.mark.parametrize("send", [barrier, save, end_of_pass])
+def test_states_are_sent_though_no_update_of_a_row_is_held(
+    cluster: InProcessCluster, send: Callable[[Worker], None]
+) -> None:
+    """Each second update of a row sends it, and its states only if an eighth of its updates are missing in them."""
+    workers, ids = workers_of(cluster, kind=ASYNC, bound=RowBound(lag=3, share=None)), np.arange(8)
+    train_in_turns(workers, 18, ids)
+    assert (num_squares_of(cluster) < 36.0).all()
+    for worker in workers:
+        send(worker)
+    for worker in workers:
+        worker.training.drain()  # the pservers have applied what was sent
+    np.testing.assert_array_equal(num_squares_of(cluster), np.full((len(ids), SPEC.dim), 36.0))
+
+
+@pytest.mark.guarantee("H7")
+def test_states_of_an_unused_copy_are_sent(cluster: InProcessCluster) -> None:
+    workers, ids = workers_of(cluster, kind=ASYNC, bound=RowBound(lag=3, share=None)), np.arange(2)
+    train_in_turns(workers, 18, ids)
+    assert (num_squares_of(cluster) < 36.0).all()
+    train_in_turns(workers, 20 * NUM_IDS, np.arange(NUM_IDS - 8, NUM_IDS))
+    assert np.count_nonzero(num_squares_of(cluster)[:, 0] == 36.0) == len(ids)
+
+
+def train_in_turns(workers: list[Worker], num_steps: int, ids: NDArray[np.int64]) -> None:
+    """As `train`; each step begins when the pservers have the update of the one before."""
+    for _ in range(num_steps):
+        for worker in workers:
+            worker.step(ids)
+            worker.training._client.flush()
+
+
+def num_squares_of(cluster: InProcessCluster) -> NDArray[np.float32]:
+    """The sums of squares of the rows of all shards, which count their updates."""
+    states = []
+    for number, shard in enumerate(cluster.shards):
+        cluster.run(number, lambda shard=shard: states.append(all_rows(store_of(shard, SPEC)).states[:, 0]))
+    return np.concatenate(states)
