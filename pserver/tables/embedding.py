@@ -189,6 +189,8 @@ class EmbeddingTable:
         counts, what = (amounts, "counts") if num_updates is None else (num_updates, "numbers of updates")
         if not counts.all():
             raise Refusal(ErrorCode.MALFORMED, f"{self.where}: some {what} of changes are 0, should be at least 1")
+        if num_updates is not None and rows[amounts == 0].any():
+            raise Refusal(ErrorCode.MALFORMED, f"{self.where}: rows change by 0 updates, should be by at least 1")
         return Change(
             *(self._table_id, ids, rows, amounts, weight, block.optimizer_step),
             *(states, num_updates, hashes),

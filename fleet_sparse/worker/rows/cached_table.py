@@ -659,7 +659,8 @@ class CachedTable:
 
     def _holding(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the copies of these that have updates, of the row or only of its states, that the pservers do not."""
-        return slots[(self._held[slots] > 0) | (self._states_held[slots] > 0)]
+        holding: NDArray[np.int64] = slots[(self._held[slots] > 0) | (self._states_held[slots] > 0)]
+        return holding
 
     def _made(self, slots: NDArray[np.int64], *, has_states: bool) -> tuple[Changes, ...]:
         if not len(slots):

@@ -139,6 +139,16 @@ REFUSED_CHANGES = {
         change(ADAM, 7, copies={"versions": counts(0), "states": states(1, 2, 3)}),
         ErrorCode.MALFORMED,
     ),
+    "a row changes by no updates": (
+        ADAM,
+        change(
+            ADAM,
+            7,
+            statistics={"counts": counts(0)},
+            copies={"versions": counts(1), "states": states(1, 2, 3)},
+        ),
+        ErrorCode.MALFORMED,
+    ),
     "size of states": (SGD, change(SGD, 7, copies=ONE_STATE), ErrorCode.MALFORMED),
     "repeated ids": (SGD, change(SGD, 7, 8, 7), ErrorCode.MALFORMED),
     "optimizer step 0": (SGD, change(SGD, 7, optimizer_step=0), ErrorCode.MALFORMED),
