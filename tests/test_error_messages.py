@@ -67,7 +67,9 @@ from fleet_sparse.plugin.dygraph.layers import check_untraced
 from fleet_sparse.plugin.optimizer import PserverOptimizer
 from fleet_sparse.plugin.optimizer_config import read_optimizer
 from fleet_sparse.plugin.paddle_support import check_flags, check_version
+from fleet_sparse.plugin.schedule import Schedule
 from fleet_sparse.plugin.size_limit import SizeLimit
+from fleet_sparse.plugin.snapshots import Snapshots
 from fleet_sparse.plugin.static.minimize import minimize
 from fleet_sparse.plugin.static.sequence_pool import wrap_sequence_pool
 from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
@@ -232,6 +234,17 @@ def _dense(_: Path) -> None:
 )
 def _row_bound(_: Path) -> None:
     read_strategy(PserverStrategy(max_row_lag=100, max_row_drift=0.1))
+
+
+@entry(
+    PlanError,
+    "save_every: seconds is 600, and the row caches of the workers of a sync job hold updates back, which they send "
+    "after the same step. Write save_every(..., steps=) alone",
+)
+def _schedule_by_the_clock(_: Path) -> None:
+    connection: Any = SimpleNamespace(training=SimpleNamespace(holds_back=True))
+    snapshots: Any = SimpleNamespace()
+    Snapshots.check_schedule(snapshots, connection, Schedule("model", seconds=600))
 
 
 @entry(PlanError, "optimizer Rprop: is not supported on pservers, should be one of Adagrad, <...>")
