@@ -244,7 +244,7 @@ def _row_bound(_: Path) -> None:
 def _schedule_by_the_clock(_: Path) -> None:
     connection: Any = SimpleNamespace(training=SimpleNamespace(holds_back=True))
     snapshots: Any = SimpleNamespace()
-    Snapshots.check_schedule(snapshots, connection, Schedule("model", seconds=600))
+    Snapshots.check_schedule(snapshots, connection, Schedule("model", seconds=600, steps=None, keep_last=1, deltas=0))
 
 
 @entry(PlanError, "optimizer Rprop: is not supported on pservers, should be one of Adagrad, <...>")

@@ -431,7 +431,7 @@ def test_a_standby_that_cannot_be_started_is_left_out(caplog: pytest.LogCaptureF
     standby.end()
 
 
-def test_a_standby_that_ended_is_replaced_after_a_pause_that_doubles(
+def test_a_standby_that_ended_is_replaced_after_longer_pauses(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervise, "_STANDBY_PAUSE_S", 0.5)

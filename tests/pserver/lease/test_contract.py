@@ -106,9 +106,7 @@ sys.stdin.read()
 """
 
 
-def test_the_lease_of_a_process_of_this_machine_that_died_is_free_at_once(
-    connect: Connect, url: str, tmp_path: Path
-) -> None:
+def test_a_lease_of_a_dead_process_of_this_machine_is_free(connect: Connect, url: str, tmp_path: Path) -> None:
     coordinator, path = connect(), f"{url}/{tmp_path.name}" if url else ""
     command = [sys.executable, "-c", TAKES, path, str(tmp_path / "leases"), SHARD, str(LONG_S)]
     with subprocess.Popen(
