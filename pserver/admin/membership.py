@@ -328,13 +328,26 @@ class Membership:
         could go on has ended if the worker is lost. The other shards follow it.
         """
         worker = self._workers.get(registrant.worker_index)
-        if worker is None or worker.client_id == registrant.client_id:
+        if worker is None:
+            return self._ends_restarted_job(registrant)
+        if worker.client_id == registrant.client_id:
             return False
         if worker.mode is None or not worker.mode.is_step_synchronized:
             return False
         if registrant.job_id not in (0, self._job_id):
             return True
         return bool(self._barriers.open_names) and (not worker.mode.can_replace_workers or bool(worker.why_lost))
+
+    def _ends_restarted_job(self, registrant: Registrant) -> bool:
+        """As `_ends_job`, where this process has not seen the worker whose place is taken: it is another one's restart.
+
+        In any other job past its first barrier all workers have registered.
+        """
+        if registrant.job_id or registrant.num_workers != self._num_workers or not self._barriers.open_names:
+            return False
+        modes = (mode for mode, count in self._modes.items() if count)
+        needs_all = any(mode.is_step_synchronized and not mode.can_replace_workers for mode in modes)
+        return needs_all and registrant.worker_index not in self._finished
 
     def _begin_job(self, registrant: Registrant) -> None:
         self._ended_by = registrant.worker_index

@@ -44,6 +44,8 @@ ADMISSION_S = 2.0
 """Seconds for which a registration waits for connections to end, whose ends may reach a pserver after it."""
 TAKEOVER_S = 3.0
 """Seconds for which a registration waits for workers of the log, which ask for their pserver every 100 ms."""
+SURVIVORS_S = 5.0
+"""Seconds for which a restarted pserver that does not know its job waits for workers of it, which likewise ask."""
 PLACE_SHARE = 0.8
 """A registration waits for its place at most this share of the time for which its client waits for the answer."""
 _NUM_PARSED_SPECS: Final = 1024
@@ -111,6 +113,7 @@ class RegistrationService:
         self._place_s, self._log_answer_s = _times_until_answered(settings)
         self._resumed = resumed
         self._has_resumed = False  # the job continues from a snapshot that it loaded while it ran
+        self._survivors_until = time.monotonic() + SURVIVORS_S
         self._joining = asyncio.Lock()
         self._joins: dict[tuple[bool, bytes], asyncio.Task[_JoinedShard]] = {}  # by request, those under way
         if shard.log is not None and predecessor.is_restart:
@@ -151,6 +154,7 @@ class RegistrationService:
             request.log_has_content,
         )
         await self._take_over_from(request)
+        await self._wait_for_survivors(request)
         resumption = request.resumption if request.HasField("resumption") and self._predecessor.is_restart else None
         if resumption is not None:
             self._membership.check_not_ended(who, request.client_id)
@@ -317,6 +321,18 @@ class RegistrationService:
             has_others = any(index != request.worker_index for index in state.workers)
             if not has_others or not await self._registered.wait(deadline):
                 return
+
+    async def _wait_for_survivors(self, request: messages.RegisterRequest) -> None:
+        """Returns when a worker may begin a job, or join that of the workers that go on with this pserver.
+
+        A restarted pserver without a log knows neither the job nor its open barriers before one of these has registered
+        again: a worker that is new would begin another job, in which they are refused.
+        """
+        knows_job = request.job_id or request.HasField("resumption")
+        if not self._predecessor.is_restart or knows_job or request.num_workers == 1:
+            return
+        while not self._membership.job_id and await self._registered.wait(self._survivors_until):
+            pass
 
     # Posted to the data thread
 

@@ -12,6 +12,7 @@ import pytest
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, Mode
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import (
     ErrorCode,
@@ -618,6 +619,47 @@ async def test_barrier_of_a_process_whose_place_was_taken_fails(restarted: HeldC
     await restarted.start(resuming(0))
     with pytest.raises(SettingError):
         await restarted.start(barrier(0, client_id=b"another" + bytes(9)))
+
+
+JOB = 0x1234
+
+
+def surviving(mode: Mode | None = None, *open_barriers: str) -> messages.RegisterRequest:
+    """The registration of worker 0 of two, which goes on."""
+    request = resuming(5, *open_barriers, num_workers=2)
+    request.job_id, request.mode = JOB, "" if mode is None else mode.to_json()
+    return request
+
+
+@pytest.mark.guarantee("A6")
+@in_loop
+async def test_new_process_of_a_worker_joins_the_job_of_those_that_register_after_it(restarted: HeldControl) -> None:
+    started_again = asyncio.ensure_future(restarted.start(registration(worker=1, num_workers=2)))
+    await turns()
+    assert not started_again.done()
+    first = await restarted.start(surviving(None, "init_worker"))
+    second = await started_again
+    assert (first.job_id, second.job_id, list(second.open_barriers)) == (JOB, JOB, ["init_worker"])
+
+
+@in_loop
+async def test_new_processes_of_all_workers_begin_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.admin.registration_rpcs.SURVIVORS_S", 0.01)
+    restarted = HeldControl(tmp_path, supervised(is_restart=True))
+    begun = [restarted.start(registration(worker=worker, num_workers=2)) for worker in range(2)]
+    first, second = await asyncio.gather(*begun)
+    assert first.job_id == second.job_id != 0
+
+
+@pytest.mark.parametrize(("lag", "begins"), [(RowBound(lag=8), True), (None, False)], ids=["row caches", "none"])
+@in_loop
+async def test_new_process_ends_a_restarted_job_that_needs_all_its_steps(
+    restarted: HeldControl, lag: RowBound | None, begins: bool
+) -> None:
+    mode = Mode(ASYNC, max_step_lag=4, row_bound=lag)
+    await restarted.start(surviving(mode, "init_worker"))
+    reply = await restarted.start(registration(worker=1, num_workers=2, mode=mode))
+    assert (reply.job_id != JOB) == begins
 
 
 def test_pserver_has_a_job_once_a_worker_registered(tmp_path: Path) -> None:
