@@ -50,6 +50,8 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
     is_restart: Annotated[bool, typer.Option("--is-restart", hidden=True)] = False,
     recover: Annotated[str | None, typer.Option(hidden=True)] = None,
     log_job_id: Annotated[str, typer.Option(hidden=True)] = "",
+    written: Annotated[str | None, typer.Option(hidden=True)] = None,
+    written_by: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Serve one shard of every table until stopped. Settings are FLEET_SPARSE_* environment variables."""
     lifeline = take_lifeline()
@@ -80,6 +82,8 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
                 is_restart,
                 recover,
                 log_job_id,
+                written,
+                written_by,
             ),
             settings,
         )

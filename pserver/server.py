@@ -25,11 +25,19 @@ import zmq
 from fleet_sparse.control_socket import has_socket
 from fleet_sparse.core.placement import Placement, version_of
 from fleet_sparse.credentials import Credentials
-from fleet_sparse.errors import FleetSparseError, LeaseLost, LogCorrupt, LogFailed, SettingError, SnapshotCorrupt
+from fleet_sparse.errors import (
+    FleetSparseError,
+    LeaseLost,
+    LogCorrupt,
+    LogFailed,
+    SettingError,
+    SnapshotCorrupt,
+    SnapshotError,
+)
 from fleet_sparse.lifeline import Lifeline
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
 from fleet_sparse.settings import LOGGED, Settings
-from fleet_sparse.snapshot.store import is_snapshot, served_chain
+from fleet_sparse.snapshot.store import SnapshotStore, is_snapshot, served_chain
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
 from .admin.grpc_server import ControlPlane
@@ -81,6 +89,8 @@ class Options:
         recover: Newest snapshot of the job, which takes the place of `load_dirname` and `load_tables`; None if the job
             has none yet.
         log_job_id: Identity of the job in the log if the settings have none.
+        written: Snapshot of which the former pserver had written its file; newer than `recover` if it is complete.
+        written_by: Id of the save that makes it so.
     """
 
     shard: int
@@ -97,6 +107,8 @@ class Options:
     is_restart: bool = False
     recover: str | None = None
     log_job_id: str = ""
+    written: str | None = None
+    written_by: str = ""
 
     def note_progress(self) -> None:
         """Tells the supervisor, if there is one, that the start of this pserver goes on."""
@@ -165,6 +177,9 @@ def _start(
     if options.is_read_only:
         shard = make_read_only_shard(options, settings)
     else:
+        options = dataclasses.replace(options, recover=newest_of(options, settings))
+        if options.lifeline is not None and options.recover is not None:
+            _note_snapshot(options.lifeline, options.recover)
         shard, loaded = _patiently(partial(make_shard, options, settings, lease), options, settings)
     stack.callback(shard.close)
     if isinstance(shard, Shard) and shard.log is not None:
@@ -202,7 +217,8 @@ def _start(
                 options.is_restart,
                 options.recover is not None,
                 on_job=partial(options.lifeline.set_next, "--is-restart"),
-                on_snapshot=partial(options.lifeline.set_next, "--recover"),
+                on_snapshot=partial(_note_snapshot, options.lifeline),
+                on_written=partial(_note_written, options.lifeline),
             ),
         )
     listen = partial(ControlPlane, str(chosen.control), service, settings, credentials, lease)
@@ -239,6 +255,34 @@ def _start(
         options.lifeline.set_next("--control", str(bound))
         options.lifeline.beat(data_plane.post, settings.stall_s)
     return data_plane
+
+
+def _note_written(lifeline: Lifeline, snapshot: str, save_id: str) -> None:
+    """Makes the next process continue from a snapshot if this save has made it complete until then."""
+    lifeline.set_next("--written-by", save_id)
+    lifeline.set_next("--written", snapshot)
+
+
+def _note_snapshot(lifeline: Lifeline, snapshot: str) -> None:
+    """Makes the next process continue from a snapshot, whatever was written before."""
+    lifeline.set_next("--written", snapshot)
+    lifeline.set_next("--recover", snapshot)
+
+
+def newest_of(options: Options, settings: Settings) -> str | None:
+    """Returns the newest snapshot of the job, as of `Options.recover`.
+
+    It may be one that became complete after the former pserver had written its file and before it heard of that.
+    """
+    if options.written in (None, options.recover):
+        return options.recover
+    assert options.written is not None, "checked above"
+    source = resolve_under(settings.root, options.written)
+    try:
+        manifest = SnapshotStore(source.parent()).manifest(source.name)
+    except SnapshotError:  # the save was given up
+        return options.recover
+    return options.written if manifest.save_id == options.written_by else options.recover
 
 
 def _patiently(attempt: Callable[[], _Result], options: Options, settings: Settings) -> _Result:

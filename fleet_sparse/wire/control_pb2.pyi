@@ -358,14 +358,18 @@ class FinishSaveReply(_message.Message):
     def __init__(self, snapshot: _Optional[str] = ..., checksum: _Optional[int] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class EndSaveRequest(_message.Message):
-    __slots__ = ("save_id", "committed", "checksum")
+    __slots__ = ("save_id", "committed", "checksum", "plan", "lacks_rows")
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    LACKS_ROWS_FIELD_NUMBER: _ClassVar[int]
     save_id: str
     committed: bool
     checksum: int
-    def __init__(self, save_id: _Optional[str] = ..., committed: bool = ..., checksum: _Optional[int] = ...) -> None: ...
+    plan: SavePlan
+    lacks_rows: bool
+    def __init__(self, save_id: _Optional[str] = ..., committed: bool = ..., checksum: _Optional[int] = ..., plan: _Optional[_Union[SavePlan, _Mapping]] = ..., lacks_rows: bool = ...) -> None: ...
 
 class EndSaveReply(_message.Message):
     __slots__ = ()

@@ -121,7 +121,9 @@ class SaveService:
         root: Directory or URL under which snapshots lie.
         positions_s: Seconds that a save waits for the workers' positions.
         lineages: Snapshots of the job; those that are saved here are added.
-        on_snapshot: Called with the name of each complete snapshot with all rows that was committed.
+        on_written: Called with the name of each complete snapshot with all rows, and its save id, once the file of this
+            shard is durable: it may be committed from then on.
+        on_snapshot: Called with the name of each such snapshot that was committed.
         checkpoints: Checkpoints of the log.
     """
 
@@ -136,6 +138,7 @@ class SaveService:
         root: str,
         positions_s: float,
         lineages: Lineages,
+        on_written: Callable[[str, str], None],
         on_snapshot: Callable[[str], None],
         checkpoints: Checkpoints,
     ) -> None:
@@ -147,6 +150,7 @@ class SaveService:
         self._root = root
         self._positions_s = positions_s
         self._lineages = lineages
+        self._on_written = on_written
         self._on_snapshot = on_snapshot
         self._checkpoints = checkpoints
         self._running: _Running | None = None
@@ -356,6 +360,8 @@ class SaveService:
         file = await in_thread(running.save.write, directory, self._post)
         if running.link is not None:
             await in_thread(running.link.link, file)
+        if self._has_all_rows(running):
+            self._on_written(f"{running.plan.dirname}/{plan.name}", running.save.save_id)
         _log.info(
             "saved %d rows, %d bytes for %s/%s in %.2f s",
             file.num_rows,
@@ -413,14 +419,17 @@ class SaveService:
             self._ended.append(save_id)
             self._changed.send()
         if request.committed and save_id not in self._committed:
-            await self._complete(save_id)
+            await self._complete(request)
         return messages.EndSaveReply()
 
-    async def _complete(self, save_id: str) -> None:
+    async def _complete(self, request: messages.EndSaveRequest) -> None:
         """Completes the end of a committed save that the process before had cut, or whose day found no room to end."""
+        save_id = request.save_id
         async with self._checkpoints.held():
             is_known = await self._appends.append(partial(self._end_day, save_id))
-        if not is_known:
+        base = await self._on_data_thread(lambda: self._shard.base)
+        if not is_known and base != request.checksum:  # else this process began with the snapshot, and all that it has
+            self._note_unknown(request, base)
             raise SnapshotError(
                 f"save {save_id}: shard {self._shard.shard_index} does not know it: it was started again "
                 "without a log, or gave the save up. The snapshot is complete"
@@ -481,11 +490,29 @@ class SaveService:
     def _note_snapshot(self, running: _Running) -> None:
         """Notes a complete snapshot. The job does not continue from one that lacks rows, nor from its deltas."""
         plan = _plan_of(running.plan)
-        series = str(self._store(running.plan.dirname))
         if plan.base is None:
+            series = str(self._store(running.plan.dirname))
             self._lineages.add(LineageChange(series, lacks_rows=running.save.lacks_rows))
-        if not self._lineages.of(series).lacks_rows:
+        if self._has_all_rows(running):
             self._on_snapshot(f"{running.plan.dirname}/{plan.name}")
+
+    def _has_all_rows(self, running: _Running) -> bool:
+        """Returns whether the job can continue from the snapshot of a save."""
+        if not running.save.is_complete:
+            return False
+        if running.plan.HasField("base"):
+            return not self._lineages.of(str(self._store(running.plan.dirname))).lacks_rows
+        return not running.save.lacks_rows
+
+    def _note_unknown(self, request: messages.EndSaveRequest, base: int | None) -> None:
+        """Notes the snapshot of a save whose shard the process before had written: the next process continues from it.
+
+        A delta has all rows if its base has, and `base`, with which this process began, does.
+        """
+        plan = request.plan
+        has_base = not plan.HasField("base") or plan.base.checksum == base
+        if request.HasField("plan") and has_base and not request.lacks_rows:
+            self._on_snapshot(f"{plan.dirname}/{_plan_of(plan).name}")
 
     def _forget(self, running: _Running) -> None:
         if self._running is running:

@@ -60,6 +60,8 @@ class Supervised(NamedTuple):
     """Called when a worker has registered: a pserver that is started after that is a restarted one of its job."""
     on_snapshot: Callable[[str], None]
     """Called with the name of each snapshot that a restarted pserver would continue from."""
+    on_written: Callable[[str, str], None] = lambda snapshot, save_id: None
+    """Called with the name of each snapshot that it would continue from if it were committed, and its save id."""
 
 
 class ControlService:
@@ -131,6 +133,7 @@ class ControlService:
             root=settings.root,
             positions_s=settings.positions_s,
             lineages=lineages,
+            on_written=_ignore if supervised is None else supervised.on_written,
             on_snapshot=on_snapshot,
             checkpoints=self._checkpoints,
         )

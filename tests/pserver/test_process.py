@@ -41,7 +41,7 @@ from support.controls import barrier
 from support.pserver_job import connected
 from support.pserver_job import save as save_alone
 from support.pservers import RemotePserver
-from support.shards import CLUSTER, SGD, FrameClient, push
+from support.shards import CLUSTER, SGD, FrameClient, floats, ids_of, push
 from support.sync_worker import MODE, TABLE, SyncWorker
 from support.threads import in_threads
 
@@ -195,14 +195,22 @@ def test_others_wait_for_a_worker_that_evaluates(start: Start) -> None:
 
 def save(dirname: str, *remotes: RemotePserver) -> None:
     """As worker 0 does, without other workers."""
+    finished = save_without_an_end(dirname, *remotes)
+    for remote in remotes:
+        remote.call(messages.EndSaveRequest(save_id="x", committed=True, checksum=finished.checksum))
+
+
+def save_without_an_end(dirname: str, *remotes: RemotePserver) -> messages.FinishSaveReply:
+    """Saves; the pservers do not hear that the snapshot is complete."""
     plan = remotes[0].call(messages.PlanSaveRequest(dirname=dirname, save_id="x", kind="full"))
     begin = messages.BeginSaveRequest(plan=plan, position=messages.WorkerPosition(worker_index=0))
     for remote in remotes:
         remote.call(begin)
     files = [remote.call(messages.WriteSaveRequest(save_id="x")) for remote in remotes]
-    finished = remotes[0].call(messages.FinishSaveRequest(plan=plan, files=files, keep_last=1))
-    for remote in remotes:
-        remote.call(messages.EndSaveRequest(save_id="x", committed=True, checksum=finished.checksum))
+    finished: messages.FinishSaveReply = remotes[0].call(
+        messages.FinishSaveRequest(plan=plan, files=files, keep_last=1)
+    )
+    return finished
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -473,6 +481,16 @@ def test_save_under_way_fails_when_a_pserver_dies(start: Start, tmp_path: Path) 
         client.push([batch])
         client.flush()
         assert save_alone(control, "model") == str(tmp_path / "model" / "000001-full")
+
+
+@pytest.mark.guarantee("A8")
+def test_restarted_pserver_has_a_snapshot_that_became_complete_just_before(start: Start) -> None:
+    pserver = start("--supervised")
+    client = FrameClient(pserver.remote.register(SGD))
+    assert client.push(push(SGD, ids_of(7), floats([1, 1]))).error is None
+    save_without_an_end("model", pserver.remote)
+    os.kill(pid_of(pserver), signal.SIGKILL)
+    wait_for_line(pserver, "loaded 1 rows of snapshot 000001-full")
 
 
 def test_supervisor_takes_little_memory(start: Start) -> None:

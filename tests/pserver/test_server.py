@@ -10,7 +10,7 @@ import pytest
 from fleet_sparse.errors import SettingError, SnapshotError
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.pserver.admin.snapshot_writer import Save
-from fleet_sparse.pserver.server import Options, lease_of, make_read_only_shard, make_shard
+from fleet_sparse.pserver.server import Options, lease_of, make_read_only_shard, make_shard, newest_of
 from fleet_sparse.settings import Settings
 from support.saves import save
 from support.shards import SGD, FrameClient, floats, ids_of, push
@@ -29,6 +29,25 @@ def test_restarted_pserver_takes_the_snapshot_that_replaced_its(tmp_path: Path) 
     with closing(shard):
         assert loaded is not None
         assert (loaded.manifest.number, shard.states()[0].num_rows) == (2, 2)
+
+
+@pytest.mark.guarantee("A8")
+@pytest.mark.parametrize(("written_by", "number"), [("two", 2), ("given up", 1)])
+def test_restarted_pserver_takes_a_snapshot_that_its_save_completed(
+    tmp_path: Path, written_by: str, number: int
+) -> None:
+    client = FrameClient(shard_of(SGD))
+    client.push(push(SGD, ids_of(7), floats([1, 1])))
+    save([client.shard], tmp_path / "model", save_id="one")
+    save([client.shard], tmp_path / "model", save_id="two")
+    written = {"written": "model/000002-full", "written_by": written_by}
+    options = Options(0, 1, ADDRESS, (ADDRESS,), recover="model/000001-full", **written)
+    assert newest_of(options, Settings(root=str(tmp_path))) == f"model/00000{number}-full"
+
+
+def test_restarted_pserver_takes_no_snapshot_that_is_incomplete(tmp_path: Path) -> None:
+    options = Options(0, 1, ADDRESS, (ADDRESS,), written="model/000002-full", written_by="two")
+    assert newest_of(options, Settings(root=str(tmp_path))) is None
 
 
 class FakeLifeline:

@@ -39,6 +39,10 @@ class Coordinator:
         self._left_out = left_out
         self.plan = messages.SavePlan()
 
+    def move_to(self, held: HeldControl) -> None:
+        """Makes the later calls at another process."""
+        self._held = held
+
     async def plan_save(self, kind: str = "full") -> None:
         self.plan = await self._held.start(
             messages.PlanSaveRequest(dirname=self._dirname, save_id=self._save_id, kind=kind)
@@ -79,6 +83,8 @@ class Coordinator:
                 save_id=self._save_id,
                 committed=finished is not None,
                 checksum=0 if finished is None else finished.checksum,
+                plan=None if finished is None else self.plan,
+                lacks_rows=bool(self._tables or self._left_out),
             )
         )
 

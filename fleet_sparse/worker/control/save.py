@@ -104,7 +104,13 @@ class Save:
         with self._ended_by_errors(plan.save_id):
             files = self._rpcs.write_save(plan.save_id)
             finished = self._rpcs.finish_save(plan, files, self._keep_last)
-        errors = self._rpcs.end_save(plan.save_id, committed=True, checksum=finished.checksum)
+        errors = self._rpcs.end_save(
+            plan.save_id,
+            committed=True,
+            checksum=finished.checksum,
+            plan=plan,
+            lacks_rows=bool(self._tables or self._left_out),
+        )
         if errors and self._ends_day:
             raise SnapshotError(
                 f"{finished.snapshot}: the snapshot is complete, but the day has not ended on all pservers. Load "

@@ -122,7 +122,15 @@ class SnapshotRpcs:
         reply: messages.FinishSaveReply = self._rpc.call(0, "FinishSave", request, self._settings.barrier_s)
         return reply
 
-    def end_save(self, save_id: str, *, committed: bool, checksum: int = 0) -> list[FleetSparseError]:
+    def end_save(
+        self,
+        save_id: str,
+        *,
+        committed: bool,
+        checksum: int = 0,
+        plan: messages.SavePlan | None = None,
+        lacks_rows: bool = False,
+    ) -> list[FleetSparseError]:
         """Tells every shard that a save has ended; returns the errors of those that did not end it, which are logged.
 
         A shard that has not ended a save ends it when the next one begins, as one without a snapshot. A committed one
@@ -132,10 +140,14 @@ class SnapshotRpcs:
             save_id: Id of the save.
             committed: True if there is a snapshot.
             checksum: Checksum of its manifest.
+            plan: Plan of a committed save.
+            lacks_rows: True if it has some tables only, or leaves rows out.
         """
         if self._rpc.closed.is_set():
             return []
-        request = messages.EndSaveRequest(save_id=save_id, committed=committed, checksum=checksum)
+        request = messages.EndSaveRequest(
+            save_id=save_id, committed=committed, checksum=checksum, plan=plan, lacks_rows=lacks_rows
+        )
         patience_s = self._rpc.patience_s if committed else self._settings.retry_s
         # A pserver whose log has no room for the end of a day answers after `failover_s`.
         timeout_s = self._settings.deadline_s + (self._settings.failover_s if committed else 0.0)

@@ -10,7 +10,10 @@ from fleet_sparse.core.mode import ASYNC, Mode
 from fleet_sparse.errors import ProtocolError, SnapshotError
 from fleet_sparse.pserver.admin import save_rpcs
 from fleet_sparse.pserver.admin.service import Supervised
+from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
 from fleet_sparse.pserver.admin.snapshot_writer import Save
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import WorkerPosition
 from fleet_sparse.wire import control_pb2 as messages
 from support.controls import HeldControl, num_removed, registration, shrink_request
@@ -27,7 +30,7 @@ from support.coordinators import (
     until,
 )
 from support.saves import store_of
-from support.shards import ADAM, SGD
+from support.shards import ADAM, SGD, make_shard
 from support.steps import SYNC_MODE
 
 ASYNC_MODE = Mode(ASYNC)
@@ -105,9 +108,8 @@ def test_job_continues_from_snapshots_with_all_rows(tmp_path: Path) -> None:
     held = HeldControl(tmp_path, Supervised(False, has_recovered=False, on_job=lambda: None, on_snapshot=names.append))
     held.call(registration(SGD))
     train(held, 7)
-    rare = messages.LeftOut(table="sgd", criteria=[messages.ShrinkCriterion(name="min_norm", value=1.0)])
     run(Coordinator(held, "a").save)
-    run(Coordinator(held, "b", "base", left_out=[rare]).save)
+    run(Coordinator(held, "b", "base", left_out=[RARE]).save)
     train(held, 8)
     assert run(lambda: Coordinator(held, "c", "base").save("delta")) == "000002-delta"
     assert names == ["model/000001-full"]
@@ -115,6 +117,101 @@ def test_job_continues_from_snapshots_with_all_rows(tmp_path: Path) -> None:
     train(held, 9)
     run(lambda: Coordinator(held, "e", "base").save("delta"))
     assert names[1:] == ["base/000003-full", "base/000004-delta"]
+
+
+RARE = messages.LeftOut(table="sgd", criteria=[messages.ShrinkCriterion(name="min_norm", value=1.0)])
+
+
+class Lifeline:
+    """What pservers tell their supervisor."""
+
+    def __init__(self) -> None:
+        self.committed: list[str] = []
+        self.written: list[tuple[str, str]] = []
+
+    def restarted(self, root: Path, loaded: Loaded | None = None, shard: Shard | None = None) -> HeldControl:
+        """Returns a pserver that was started again."""
+        started = Supervised(
+            True,
+            has_recovered=loaded is not None,
+            on_job=lambda: None,
+            on_snapshot=self.committed.append,
+            on_written=lambda snapshot, save_id: self.written.append((snapshot, save_id)),
+        )
+        return HeldControl(root, started, shard=shard, loaded=loaded)
+
+
+async def saved_without_an_end(held: HeldControl, coordinator: Coordinator, kind: str = "full") -> Any:
+    """Makes a save up to its commit; returns the reply to that."""
+    await held.start(registration(SGD))
+    train(held, 7)
+    await coordinator.begin(kind)
+    return await coordinator.finish(await coordinator.write())
+
+
+@pytest.mark.guarantee("A8")
+@in_loop
+async def test_next_process_continues_from_a_save_that_this_one_does_not_know(
+    held: HeldControl, tmp_path: Path
+) -> None:
+    coordinator, lifeline = Coordinator(held), Lifeline()
+    finished = await saved_without_an_end(held, coordinator)
+    coordinator.move_to(lifeline.restarted(tmp_path))
+    with pytest.raises(SnapshotError):
+        await coordinator.end(finished)
+    assert lifeline.committed == ["model/000001-full"]
+
+
+@in_loop
+async def test_next_process_does_not_continue_from_an_unknown_save_that_lacks_rows(
+    held: HeldControl, tmp_path: Path
+) -> None:
+    coordinator, lifeline = Coordinator(held, left_out=[RARE]), Lifeline()
+    finished = await saved_without_an_end(held, coordinator)
+    coordinator.move_to(lifeline.restarted(tmp_path))
+    with pytest.raises(SnapshotError):
+        await coordinator.end(finished)
+    assert lifeline.committed == []
+
+
+@pytest.mark.parametrize("has_base", [True, False])
+@in_loop
+async def test_next_process_continues_from_an_unknown_delta_above_its_first_snapshot(
+    held: HeldControl, tmp_path: Path, has_base: bool
+) -> None:
+    await held.start(registration(SGD))
+    await Coordinator(held, "one").save()
+    shard, lifeline = make_shard(), Lifeline()
+    loaded = load(shard, directory_at(tmp_path / "model")) if has_base else None
+    coordinator = Coordinator(held, "two")
+    finished = await saved_without_an_end(held, coordinator, "delta")
+    coordinator.move_to(lifeline.restarted(tmp_path, loaded, shard))
+    with pytest.raises(SnapshotError):
+        await coordinator.end(finished)
+    assert lifeline.committed == (["model/000002-delta"] if has_base else [])
+
+
+@in_loop
+async def test_process_that_began_with_a_snapshot_knows_its_save(held: HeldControl, tmp_path: Path) -> None:
+    coordinator, shard = Coordinator(held), make_shard()
+    finished = await saved_without_an_end(held, coordinator)
+    loaded = load(shard, directory_at(tmp_path / "model"))
+    coordinator.move_to(Lifeline().restarted(tmp_path, loaded, shard))
+    await coordinator.end(finished)
+
+
+@pytest.mark.parametrize("left_out", [[], [RARE]], ids=["all rows", "not all rows"])
+@in_loop
+async def test_save_with_all_rows_is_named_before_its_commit(tmp_path: Path, left_out: list[messages.LeftOut]) -> None:
+    lifeline = Lifeline()
+    held = lifeline.restarted(tmp_path)
+    await held.start(registration(SGD))
+    train(held, 7)
+    coordinator = Coordinator(held, "x", left_out=left_out)
+    await coordinator.begin()
+    assert lifeline.written == []
+    await coordinator.write()
+    assert (lifeline.written, lifeline.committed) == ([] if left_out else [("model/000001-full", "x")], [])
 
 
 @in_loop
