@@ -103,6 +103,17 @@ class LoadService:
         if shard.log is not None:
             self._kept, self.num_kept = shard.log.control.newest_load, shard.log.control.num_loads
 
+    def resume(self, worker_index: int, num_loads: int, num_before: int) -> None:
+        """A worker goes on with this pserver, which was started again without a log.
+
+        Args:
+            worker_index: Index of the worker.
+            num_loads: Number of loads into the running job that the worker knows.
+            num_before: Number of those before its client registered first.
+        """
+        self.num_kept = max(self.num_kept, num_loads, num_before)
+        self.num_before[worker_index] = num_before
+
     def give_up(self) -> None:
         """Discards what is staged: a worker is lost, or was started again."""
         if self._staged is not None:

@@ -176,6 +176,8 @@ class RegistrationService:
         self._on_job()
         if resumption is not None:
             self._membership.keep_open(resumption.open_barriers)
+            if not self._predecessor.continues_log:
+                self._loads.resume(request.worker_index, resumption.num_loads, resumption.num_loads_before)
         self._registered.send()
         try:
             joined = await self._join_durably(request, joining, specs, resumption)
@@ -189,6 +191,7 @@ class RegistrationService:
         resumed = "" if self._resumed is None else self._resumed.json_for(request.worker_index)
         reply = self._reply(joined.states, resumed, request.client_id)
         reply.is_restart |= resumption is not None
+        reply.num_loads_before = self._loads.num_before[request.worker_index]
         reply.pushed_step, reply.log_has_content = joined.pushed_step, joined.log_has_content
         progress = self._membership.progress_of(request.worker_index)
         if progress is not None:

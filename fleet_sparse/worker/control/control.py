@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from fleet_sparse.wire.control import MAX_MESSAGE_BYTES, ClientRole
 from ..modes.step import Progress
 from ..net.shard_link import ClientIdentity, Registration, Resumption
 from .liveness import IncarnationWatcher, Liveness, ShardTables
-from .registration import Membership, Registrar
+from .registration import Known, Membership, Registrar
 from .rpc import RETRY_S, GrpcTransport, Rpc, Transport, Unreachable
 from .snapshot_rpcs import SnapshotRpcs
 
@@ -87,7 +87,7 @@ class ControlClient:
         self._liveness = Liveness(self._rpc, self._registrar, settings, self._rejoin_alone)
         self.identity: ClientIdentity = self._registrar.identity  # constant after construction
         self.snapshots = SnapshotRpcs(
-            self._rpc, settings, self.identity.client_id, lambda: self._membership.worker_index
+            self._rpc, settings, self.identity.client_id, lambda: self._membership.worker_index, self._note_load
         )
         # Guard the registrar: all of them for all shards, each for one that was started again.
         self._registering = [threading.Lock() for _ in range(self._rpc.num_shards)]
@@ -95,6 +95,7 @@ class ControlClient:
         self._membership = Membership()
         self._sequences: defaultdict[str, int] = defaultdict(int)
         self._open_barriers: set[str] = set()  # that it has passed and that stay open
+        self._num_loads = 0  # since the first registration, as far as it knows
 
     def __enter__(self) -> ControlClient:
         return self
@@ -186,25 +187,24 @@ class ControlClient:
             ShardUnavailable: It is gone again, or did not answer in time.
             FleetSparseError: It refused the worker.
         """
-        with self._lock:
-            open_barriers = set(self._open_barriers)
+        known = self._known()
         with self._registering[shard]:
-            return self._rejoin(shard, resumption, open_barriers)
+            return self._registrar.rejoin(shard, resumption, known, self._settings.deadline_s)
 
-    def _rejoin(self, shard: int, resumption: Resumption, open_barriers: Iterable[str]) -> Registration:
-        return self._registrar.rejoin(shard, resumption, open_barriers, self._settings.deadline_s)
+    def _known(self) -> Known:
+        with self._lock:
+            return Known(sorted(self._open_barriers), self._num_loads)
 
     def _rejoin_alone(self, shard: int) -> None:
         """Registers a worker again that has no data plane yet, and so has pushed nothing."""
         if not self.can_fail_over:
             return  # who opens the data plane hears of it
-        with self._lock:
-            open_barriers = set(self._open_barriers)
+        known = self._known()
         with self._registering[shard]:
             if self._liveness.is_watched:
                 return
             try:
-                self._rejoin(shard, Resumption(), open_barriers)
+                self._registrar.rejoin(shard, Resumption(), known, self._settings.deadline_s)
             except FleetSparseError as error:
                 logger.info("shard %d: registering again: %s", shard, error)
                 return
@@ -281,10 +281,16 @@ class ControlClient:
             ShardUnavailable: Shard 0 is gone, or the barrier took too long.
         """
         reply = self._meet(messages.BarrierRequest(name=name, once=once, alone=alone, num_trained=num_trained))
-        if once:
-            with self._lock:
+        with self._lock:
+            self._num_loads = reply.num_loads
+            if once:
                 self._open_barriers.add(name)
         return Passed(reply.num_loads, reply.others_wait, reply.copies_epoch, reply.num_trained)
+
+    def _note_load(self) -> None:
+        """This worker loads: should shard 0 die before the next barrier, the others hear of it by the next process."""
+        with self._lock:
+            self._num_loads += 1
 
     def report_progress(self, progress: Progress) -> None:
         """Tells shard 0 how far this worker is.

@@ -30,6 +30,15 @@ class Membership(NamedTuple):
     num_workers: int = 1
 
 
+class Known(NamedTuple):
+    """What a worker knows of its job that shard 0 needs if it was started again."""
+
+    open_barriers: Sequence[str] = ()
+    """Barriers that the worker has passed and that stay open."""
+    num_loads: int = 0
+    """Number of snapshots that were loaded into the running job since the worker registered first."""
+
+
 class Registrar:
     """Registers one client with every pserver of a job.
 
@@ -58,6 +67,7 @@ class Registrar:
         self.is_sync = False
         self._is_waited_for = False  # the others wait for it if it dies, because it is started again
         self.registrations: list[Registration] = []
+        self._num_loads_before = 0  # before the first registration
         self._joined = messages.RegisterRequest()  # with all tables so far
 
     def join(
@@ -85,9 +95,7 @@ class Registrar:
         self._joined = request
         return registrations
 
-    def rejoin(
-        self, shard: int, resumption: Resumption, open_barriers: Iterable[str], timeout_s: float
-    ) -> Registration:
+    def rejoin(self, shard: int, resumption: Resumption, known: Known, timeout_s: float) -> Registration:
         """Registers a worker again with one pserver, which was started again.
 
         Raises:
@@ -99,13 +107,20 @@ class Registrar:
         request.CopyFrom(self._joined)
         request.job_id = self._job_id
         self._set_incarnations(request)
-        request.resumption.CopyFrom(messages.Resumption(**resumption._asdict(), open_barriers=sorted(open_barriers)))
+        request.resumption.CopyFrom(
+            messages.Resumption(
+                **resumption._asdict(),
+                open_barriers=known.open_barriers,
+                num_loads=self._num_loads_before + known.num_loads,
+                num_loads_before=self._num_loads_before,
+            )
+        )
         (reply,) = self._answers(request, timeout_s, 0.0, [shard])
-        registration, known = _registration_of(reply), self.registrations[shard]
-        if is_older(registration.incarnation, known.incarnation):
+        registration, former = _registration_of(reply), self.registrations[shard]
+        if is_older(registration.incarnation, former.incarnation):
             raise ShardUnavailable(
                 f"{self._rpc.where(shard)}: an older process of the pserver answered (incarnation "
-                f"{registration.incarnation:016x}, before {known.incarnation:016x}). End it",
+                f"{registration.incarnation:016x}, before {former.incarnation:016x}). End it",
                 shard=shard,
                 endpoint=self._rpc.endpoint(shard),
             )
@@ -147,6 +162,8 @@ class Registrar:
         self._job_id = first.job_id
         if any(each.is_supervised for each in registrations):
             self._rpc.patience_s = max(self._settings.deadline_s, self._settings.failover_s)
+        if not self.registrations:
+            self._num_loads_before = first.num_loads_before
         # A pserver that was started again stays to be rejoined.
         known = self.registrations or registrations
         pairs = zip(known, registrations, strict=True)
@@ -243,6 +260,7 @@ def _registration_of(reply: messages.RegisterReply) -> Registration:
         reply.max_staged_bytes,
         reply.log_job_id,
         reply.copies_epoch,
+        reply.num_loads_before,
     )
 
 

@@ -31,11 +31,20 @@ class SnapshotRpcs:
         settings: Timeouts.
         client_id: Client id of this worker.
         worker_index: Returns the index of this worker.
+        note_load: Called before the pservers replace what they hold.
     """
 
-    def __init__(self, rpc: Rpc, settings: Settings, client_id: bytes, worker_index: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        rpc: Rpc,
+        settings: Settings,
+        client_id: bytes,
+        worker_index: Callable[[], int],
+        note_load: Callable[[], None],
+    ) -> None:
         self._rpc = rpc
         self._settings = settings
+        self._note_load = note_load
         self._client_id = client_id
         self._worker_index = worker_index
 
@@ -227,6 +236,8 @@ class SnapshotRpcs:
             LogFull: The log of a pserver has had no room; likewise.
             ShardUnavailable: A pserver is gone, or did not answer in time.
         """
+        if keep:
+            self._note_load()
         request = messages.FinishLoadRequest(load_id=load_id, keep=keep, resumes=resumes)
         # A pserver that is gone has discarded its staging shard.
         self._rpc.call_all("FinishLoad", request, self._settings.barrier_s, patience_s=None if keep else 0.0)

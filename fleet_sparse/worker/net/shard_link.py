@@ -78,6 +78,8 @@ class Registration(NamedTuple):
     """The job with which the log of the pserver begins; 0 without one."""
     copies_epoch: int = 0
     """Shard 0 gives it another value once rows were loaded or removed, as at each barrier: see `Passed`."""
+    num_loads_before: int = 0
+    """Of shard 0: number of snapshots that were loaded into the running job before this client registered first."""
 
 
 class Resumption(NamedTuple):

@@ -13,6 +13,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import LogFull, SnapshotError, TableMismatch
 from fleet_sparse.pserver.admin import checkpoints, load_rpcs, save_rpcs
+from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.admin.snapshot_loader import Loaded, load
 from fleet_sparse.pserver.admin.snapshot_writer import Save
 from fleet_sparse.pserver.engine.shard import Shard
@@ -174,8 +175,40 @@ def test_new_process_of_a_worker_begins_to_count_loads(held: HeldControl) -> Non
     assert held.call(barrier(0, sequence=2)).num_loads == 1
     held.now += 31
     held.service.find_lost_workers()
-    held.call(registration(SGD, client_id=b"n" * 16))
+    assert held.call(registration(SGD, client_id=b"n" * 16)).num_loads_before == 1
     assert held.call(barrier(0, client_id=b"n" * 16)).num_loads == 0
+
+
+# Loads before a pserver without a log was started again
+
+
+@pytest.fixture
+def restarted(tmp_path: Path) -> HeldControl:
+    started = Supervised(True, has_recovered=False, on_job=lambda: None, on_snapshot=lambda name: None)
+    return HeldControl(tmp_path, started)
+
+
+def rejoining(num_loads: int, num_before: int = 0, *, worker: int = 0, num_workers: int = 1) -> Any:
+    request = registration(SGD, worker=worker, num_workers=num_workers)
+    request.resumption.CopyFrom(messages.Resumption(num_loads=num_loads, num_loads_before=num_before))
+    return request
+
+
+def test_restarted_pserver_counts_on_from_the_loads_of_its_workers(restarted: HeldControl) -> None:
+    restarted.call(rejoining(3, 1))
+    assert restarted.call(barrier(0)).num_loads == 2
+    run(Coordinator(restarted).save)
+    restarted.call(messages.StageLoadRequest(dirname="model", load_id="l"))
+    restarted.call(messages.FinishLoadRequest(load_id="l", keep=True))
+    assert restarted.call(barrier(0, sequence=2)).num_loads == 3
+
+
+@in_loop
+async def test_worker_hears_of_a_load_before_a_restart_of_which_only_worker_0_knows(restarted: HeldControl) -> None:
+    await restarted.start(rejoining(4, 4, worker=1, num_workers=2))
+    await restarted.start(rejoining(5, num_workers=2))
+    replies = await asyncio.gather(*(restarted.start(barrier(worker)) for worker in range(2)))
+    assert [reply.num_loads for reply in replies] == [5, 1]
 
 
 # The log

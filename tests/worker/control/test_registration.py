@@ -185,6 +185,23 @@ def test_worker_registers_again_with_all_that_it_declared(control: ControlClient
     assert (again.incarnation, again.is_restart, again.restored_seq) == (300, True, 4)
 
 
+def test_worker_tells_a_restarted_pserver_the_loads_of_the_job(control: ControlClient, pservers: FakePservers) -> None:
+    def answer(shard: int, method: str, request: Any) -> Message:
+        if method == "Register":
+            return registered(shard, is_supervised=True, num_loads_before=3)
+        return messages.BarrierReply(num_loads=2) if method == "Barrier" else pservers.usual(shard, method, request)
+
+    pservers.answer = answer
+    control.register([SPEC], 0, 2, ASYNC)
+    control.rejoin(0, Resumption())
+    control.barrier("barrier_worker")
+    control.rejoin(0, Resumption())
+    control.snapshots.finish_load("l", keep=True)
+    control.rejoin(0, Resumption())
+    told = [request.resumption for _, request in pservers.asked_for("Register")[2:]]
+    assert [(each.num_loads, each.num_loads_before) for each in told] == [(3, 3), (5, 3), (6, 3)]
+
+
 def test_worker_registers_with_restarted_pservers_at_once(control: ControlClient, pservers: FakePservers) -> None:
     supervised(pservers)
     control.register([SPEC], 1, 2, ASYNC)
