@@ -1278,7 +1278,7 @@ def _dropped_parts(where: Path) -> None:
 @entry(
     ProtocolError,
     "barrier 'gather': worker 0 asks for round 1, whose contributions are dropped. Pserver 0 was started again, and "
-    "its log keeps up to 1 MiB of them. Start the job again from its last snapshot",
+    "only a log keeps them, up to 1 MiB. Start the job again from its last snapshot",
 )
 def _dropped_contributions(where: Path) -> None:
     held = HeldControl(where)

@@ -54,18 +54,28 @@ class RegisterRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., worker_index: _Optional[int] = ..., num_workers: _Optional[int] = ..., client_id: _Optional[bytes] = ..., client_epoch: _Optional[int] = ..., table_specs: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., job_id: _Optional[int] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., incarnations: _Optional[_Iterable[int]] = ..., is_supervised: bool = ..., log_job_id: _Optional[int] = ..., log_has_content: bool = ...) -> None: ...
 
 class Resumption(_message.Message):
-    __slots__ = ("push_seq", "step", "open_barriers", "num_loads", "num_loads_before")
+    __slots__ = ("push_seq", "step", "open_barriers", "num_loads", "num_loads_before", "openings")
     PUSH_SEQ_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OPEN_BARRIERS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    OPENINGS_FIELD_NUMBER: _ClassVar[int]
     push_seq: int
     step: int
     open_barriers: _containers.RepeatedScalarFieldContainer[str]
     num_loads: int
     num_loads_before: int
-    def __init__(self, push_seq: _Optional[int] = ..., step: _Optional[int] = ..., open_barriers: _Optional[_Iterable[str]] = ..., num_loads: _Optional[int] = ..., num_loads_before: _Optional[int] = ...) -> None: ...
+    openings: _containers.RepeatedCompositeFieldContainer[Opening]
+    def __init__(self, push_seq: _Optional[int] = ..., step: _Optional[int] = ..., open_barriers: _Optional[_Iterable[str]] = ..., num_loads: _Optional[int] = ..., num_loads_before: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ...) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("barrier", "number")
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    barrier: str
+    number: int
+    def __init__(self, barrier: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Launch(_message.Message):
     __slots__ = ("job_id", "machine", "launcher")
@@ -78,7 +88,7 @@ class Launch(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., machine: _Optional[str] = ..., launcher: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers", "progress", "acks_precede_durability", "pushed_step", "max_staged_bytes", "log_job_id", "log_has_content", "copies_epoch", "num_loads_before")
+    __slots__ = ("cluster_id", "shard", "num_shards", "incarnation", "placement_version", "data_endpoint", "tables", "stream_endpoint", "job_id", "resumed", "is_supervised", "is_restart", "restored_seq", "has_log", "open_barriers", "progress", "acks_precede_durability", "pushed_step", "max_staged_bytes", "log_job_id", "log_has_content", "copies_epoch", "num_loads_before", "openings")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +112,7 @@ class RegisterReply(_message.Message):
     LOG_HAS_CONTENT_FIELD_NUMBER: _ClassVar[int]
     COPIES_EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    OPENINGS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     shard: int
     num_shards: int
@@ -125,7 +136,8 @@ class RegisterReply(_message.Message):
     log_has_content: bool
     copies_epoch: int
     num_loads_before: int
-    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ..., progress: _Optional[_Union[WorkerPosition, _Mapping]] = ..., acks_precede_durability: bool = ..., pushed_step: _Optional[int] = ..., max_staged_bytes: _Optional[int] = ..., log_job_id: _Optional[int] = ..., log_has_content: bool = ..., copies_epoch: _Optional[int] = ..., num_loads_before: _Optional[int] = ...) -> None: ...
+    openings: _containers.RepeatedCompositeFieldContainer[Opening]
+    def __init__(self, cluster_id: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., data_endpoint: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., stream_endpoint: _Optional[str] = ..., job_id: _Optional[int] = ..., resumed: _Optional[str] = ..., is_supervised: bool = ..., is_restart: bool = ..., restored_seq: _Optional[int] = ..., has_log: bool = ..., open_barriers: _Optional[_Iterable[str]] = ..., progress: _Optional[_Union[WorkerPosition, _Mapping]] = ..., acks_precede_durability: bool = ..., pushed_step: _Optional[int] = ..., max_staged_bytes: _Optional[int] = ..., log_job_id: _Optional[int] = ..., log_has_content: bool = ..., copies_epoch: _Optional[int] = ..., num_loads_before: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "optimizer_step", "num_rows", "assigned", "spec", "num_rejected_ids")
@@ -178,18 +190,20 @@ class BarrierRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., once: bool = ..., contribution: _Optional[bytes] = ..., alone: bool = ..., num_trained: _Optional[int] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ("contributions", "num_loads", "others_wait", "copies_epoch", "num_trained")
+    __slots__ = ("contributions", "num_loads", "others_wait", "copies_epoch", "num_trained", "opening")
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
     OTHERS_WAIT_FIELD_NUMBER: _ClassVar[int]
     COPIES_EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_TRAINED_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     contributions: _containers.RepeatedScalarFieldContainer[bytes]
     num_loads: int
     others_wait: bool
     copies_epoch: int
     num_trained: int
-    def __init__(self, contributions: _Optional[_Iterable[bytes]] = ..., num_loads: _Optional[int] = ..., others_wait: bool = ..., copies_epoch: _Optional[int] = ..., num_trained: _Optional[int] = ...) -> None: ...
+    opening: int
+    def __init__(self, contributions: _Optional[_Iterable[bytes]] = ..., num_loads: _Optional[int] = ..., others_wait: bool = ..., copies_epoch: _Optional[int] = ..., num_trained: _Optional[int] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class PlanSaveRequest(_message.Message):
     __slots__ = ("dirname", "save_id", "kind")
@@ -508,10 +522,12 @@ class ExchangeRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., parts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
-    __slots__ = ("parts",)
+    __slots__ = ("parts", "opening")
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     parts: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, parts: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    opening: int
+    def __init__(self, parts: _Optional[_Iterable[bytes]] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class Version(_message.Message):
     __slots__ = ("number", "checksum")

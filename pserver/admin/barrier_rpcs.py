@@ -79,8 +79,8 @@ class BarrierService:
         if request.contribution and not contributions:
             raise ProtocolError(
                 f"barrier {name!r}: worker {worker_index} asks for round {sequence}, whose contributions are dropped. "
-                "Pserver 0 was started again, and its log keeps up to 1 MiB of them. Start the job again from its last "
-                "snapshot",
+                "Pserver 0 was started again, and only a log keeps them, up to 1 MiB. Start the job again from its "
+                "last snapshot",
                 code=ErrorCode.MALFORMED,
             )
         return messages.BarrierReply(
@@ -89,6 +89,7 @@ class BarrierService:
             others_wait=self._membership.passed_alone(name, worker_index),
             copies_epoch=self.copies_epoch,
             num_trained=self._membership.num_trained(worker_index),
+            opening=self._membership.opening(name, worker_index),
         )
 
     @property
@@ -116,7 +117,7 @@ class BarrierService:
                 f"exchange {name!r}: worker {worker_index} asks for round {sequence}, whose parts are dropped",
                 code=ErrorCode.MALFORMED,
             )
-        return messages.ExchangeReply(parts=parts)
+        return messages.ExchangeReply(parts=parts, opening=self._membership.opening(name, worker_index))
 
     def wake_all(self) -> None:
         """Wakes the workers that wait at any barrier, for what they wait for has changed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,12 +44,16 @@ class Passages:
         gathered: Contributions of all workers, when it passed.
         alone: True if others waited elsewhere when it passed.
         num_trained: Largest number of trained steps of the workers that waited when it passed the last one.
+        openings: Newest opening for all workers that it knows, counted in the job.
+        has_resumed: True if it was at barriers of the process before, and may have missed that one opened.
     """
 
     sequences: dict[str, int] = field(default_factory=dict)
     gathered: dict[str, tuple[Contribution, ...]] = field(default_factory=dict)
     alone: dict[str, bool] = field(default_factory=dict)
     num_trained: int = 0
+    openings: dict[str, int] = field(default_factory=dict)
+    has_resumed: bool = False
 
     def has_passed(self, name: str, sequence: int) -> bool:
         """Returns whether the worker has passed a barrier with this sequence, or a later one."""
@@ -90,11 +94,13 @@ class Barriers:
         self._barriers: dict[str, _Barrier] = {}  # by name
         self._num_waits: Counter[int] = Counter()  # by worker, of barriers at which it waits
         self._opened_once: set[str] = set()
+        self._num_openings: Counter[str] = Counter()  # in the job, for all workers
 
     def begin_job(self, num_workers: int) -> None:
         """Sets the number of workers, and closes the barriers that stayed open."""
         self._num_workers = num_workers
         self._opened_once.clear()
+        self._num_openings.clear()
 
     def fail(self) -> None:
         """Forgets all barriers at which workers wait."""
@@ -104,6 +110,41 @@ class Barriers:
     def keep_open(self, names: Iterable[str]) -> None:
         """These barriers have opened for the rest of the job."""
         self._opened_once.update(names)
+
+    @property
+    def num_openings(self) -> dict[str, int]:
+        """How often each barrier has opened in the job for all workers."""
+        return dict(self._num_openings)
+
+    def resume(self, openings: Mapping[str, int], passages: Passages) -> None:
+        """A worker was at these openings of barriers before this pserver was started again, and goes on.
+
+        Other such workers whose answer got lost, and who wait for it, have passed.
+
+        Args:
+            openings: The newest opening of each barrier that the worker knows.
+            passages: Those of the worker.
+        """
+        passages.has_resumed = True
+        for name, opening in openings.items():
+            passages.openings[name] = max(passages.openings.get(name, 0), opening)
+            self._num_openings[name] = max(self._num_openings[name], opening)
+            barrier = self._barriers.get(name)
+            waiting = {} if barrier is None else dict(barrier.waiting)
+            for worker_index, sequence in waiting.items():
+                assert barrier is not None, "somebody waits there"
+                if self.pass_missed(name, sequence, barrier.passages[worker_index]):
+                    self._withdraw(name, worker_index)
+
+    def pass_missed(self, name: str, sequence: int, passages: Passages) -> bool:
+        """Lets a worker pass if the barrier has opened for it at the process before; returns whether it has.
+
+        It was there then, as all were, so it knows every opening but that one.
+        """
+        is_missed = passages.has_resumed and self._num_openings[name] == passages.openings.get(name, 0) + 1
+        if is_missed:
+            passages.sequences[name], passages.openings[name] = sequence, self._num_openings[name]
+        return is_missed
 
     @property
     def open_names(self) -> frozenset[str]:
@@ -172,9 +213,14 @@ class Barriers:
             gathered if barrier.contributions else (),
             num_trained,
         )
+        is_for_all = len(opening.passed) == self._num_workers
+        if is_for_all:
+            self._num_openings[name] += 1
         for index in opening.passed:
             self._end_wait(index)
             barrier.passages[index].add(opening, index)
+            if is_for_all:
+                barrier.passages[index].openings[name] = self._num_openings[name]
         return opening
 
     def _open_alone(self) -> BarrierOpening | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -469,6 +469,20 @@ class Membership:
         """These barriers have opened for the rest of the job, before this pserver was started again."""
         self._barriers.keep_open(names)
 
+    def resume_barriers(self, worker_index: int, openings: Mapping[str, int]) -> None:
+        """A worker goes on with this pserver, which was started again; as `Barriers.resume`."""
+        self._barriers.resume(openings, self._workers[worker_index].passages)
+
+    @property
+    def num_openings(self) -> dict[str, int]:
+        """How often each barrier has opened in the job for all workers."""
+        return self._barriers.num_openings
+
+    def opening(self, name: str, worker_index: int) -> int:
+        """Returns the newest opening of a barrier for all workers that a worker knows; 0 before the first."""
+        worker = self._workers.get(worker_index)
+        return 0 if worker is None else worker.passages.openings.get(name, 0)
+
     @property
     def open_barriers(self) -> frozenset[str]:
         """Names of the barriers that have opened for the rest of the job."""
@@ -510,6 +524,8 @@ class Membership:
             raise SettingError(f"barrier {name!r}: worker {worker_index} is not registered, or has finished")
         if arrival.once and self._barriers.stays_open(name):
             worker.passages.sequences[name] = sequence
+            return True
+        if self._barriers.pass_missed(name, sequence, worker.passages):
             return True
         if self._lost:
             lost = min(self._lost)

@@ -178,6 +178,9 @@ class RegistrationService:
             self._membership.keep_open(resumption.open_barriers)
             if not self._predecessor.continues_log:
                 self._loads.resume(request.worker_index, resumption.num_loads, resumption.num_loads_before)
+                openings = {each.barrier: each.number for each in resumption.openings}
+                self._membership.resume_barriers(request.worker_index, openings)
+                self._barriers.wake_all()
         self._registered.send()
         try:
             joined = await self._join_durably(request, joining, specs, resumption)
@@ -295,6 +298,7 @@ class RegistrationService:
             has_log=self._shard.log is not None,
             acks_precede_durability=self._shard.log is not None and not self._is_synced,
             open_barriers=sorted(self._membership.open_barriers),
+            openings=[messages.Opening(barrier=each, number=n) for each, n in self._membership.num_openings.items()],
             log_job_id=0 if self._shard.log is None else self._shard.log.control.log_job_id,
             max_staged_bytes=self._max_staged_bytes,
         )

@@ -96,6 +96,7 @@ class ControlClient:
         self._sequences: defaultdict[str, int] = defaultdict(int)
         self._open_barriers: set[str] = set()  # that it has passed and that stay open
         self._num_loads = 0  # since the first registration, as far as it knows
+        self._openings: dict[str, int] = {}  # by barrier, the newest that it has passed
 
     def __enter__(self) -> ControlClient:
         return self
@@ -193,7 +194,7 @@ class ControlClient:
 
     def _known(self) -> Known:
         with self._lock:
-            return Known(sorted(self._open_barriers), self._num_loads)
+            return Known(sorted(self._open_barriers), self._num_loads, dict(self._openings))
 
     def _rejoin_alone(self, shard: int) -> None:
         """Registers a worker again that has no data plane yet, and so has pushed nothing."""
@@ -330,7 +331,12 @@ class ControlClient:
         reply: messages.BarrierReply = self._rpc.call(
             0, "Barrier", request, self._settings.barrier_s, what=f"barrier {name!r}"
         )
+        self._note_opening(name, reply.opening)
         return reply
+
+    def _note_opening(self, name: str, opening: int) -> None:
+        with self._lock:
+            self._openings[name] = opening
 
     def exchange(self, name: str, parts: Sequence[bytes]) -> list[bytes]:
         """Sends a part to each worker through shard 0, and returns the parts of all workers for this one, by index.
@@ -356,6 +362,7 @@ class ControlClient:
                 parts=parts,
             )
         reply = self._rpc.call(0, "Exchange", request, self._settings.barrier_s, what=f"exchange {name!r}")
+        self._note_opening(name, reply.opening)
         return list(reply.parts)
 
     def stats(self) -> list[messages.StatsReply]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fleet_sparse.core.dense_spec import DenseSpec
@@ -37,6 +38,8 @@ class Known(NamedTuple):
     """Barriers that the worker has passed and that stay open."""
     num_loads: int = 0
     """Number of snapshots that were loaded into the running job since the worker registered first."""
+    openings: Mapping[str, int] = MappingProxyType({})
+    """By barrier, the newest opening of those that the worker has passed."""
 
 
 class Registrar:
@@ -67,7 +70,8 @@ class Registrar:
         self.is_sync = False
         self._is_waited_for = False  # the others wait for it if it dies, because it is started again
         self.registrations: list[Registration] = []
-        self._num_loads_before = 0  # before the first registration
+        self._num_loads_before = 0  # before the first registration, as the next one
+        self._openings_before: dict[str, int] = {}
         self._joined = messages.RegisterRequest()  # with all tables so far
 
     def join(
@@ -107,12 +111,14 @@ class Registrar:
         request.CopyFrom(self._joined)
         request.job_id = self._job_id
         self._set_incarnations(request)
+        openings = {**self._openings_before, **known.openings}
         request.resumption.CopyFrom(
             messages.Resumption(
                 **resumption._asdict(),
                 open_barriers=known.open_barriers,
                 num_loads=self._num_loads_before + known.num_loads,
                 num_loads_before=self._num_loads_before,
+                openings=[messages.Opening(barrier=each, number=n) for each, n in openings.items()],
             )
         )
         (reply,) = self._answers(request, timeout_s, 0.0, [shard])
@@ -164,6 +170,7 @@ class Registrar:
             self._rpc.patience_s = max(self._settings.deadline_s, self._settings.failover_s)
         if not self.registrations:
             self._num_loads_before = first.num_loads_before
+            self._openings_before = {each.barrier: each.number for each in first.openings}
         # A pserver that was started again stays to be rejoined.
         known = self.registrations or registrations
         pairs = zip(known, registrations, strict=True)

@@ -621,6 +621,65 @@ async def test_barrier_of_a_process_whose_place_was_taken_fails(restarted: HeldC
         await restarted.start(barrier(0, client_id=b"another" + bytes(9)))
 
 
+def resuming_at(opening: int, worker: int) -> messages.RegisterRequest:
+    """The resumption of a worker of two that has passed so many openings of barrier b."""
+    request = resuming(0, worker=worker, num_workers=2)
+    request.resumption.openings.add(barrier="b", number=opening)
+    return request
+
+
+@in_loop
+async def test_barriers_tell_their_openings(held: HeldControl) -> None:
+    for worker in range(2):
+        await held.start(registration(worker=worker, num_workers=2))
+    for sequence in (1, 2):
+        replies = await asyncio.gather(*(held.start(barrier(worker, sequence=sequence)) for worker in range(2)))
+        assert [reply.opening for reply in replies] == [sequence, sequence]
+    (known,) = (await held.start(registration(worker=1, num_workers=2))).openings
+    assert (known.barrier, known.number) == ("b", 2)
+
+
+@pytest.mark.parametrize("waits_first", [True, False])
+@in_loop
+async def test_worker_whose_answer_was_lost_passes_once_another_one_says_so(
+    restarted: HeldControl, *, waits_first: bool
+) -> None:
+    repeated = barrier(1, sequence=5)
+    if waits_first:
+        await restarted.start(resuming_at(4, 1))
+        waiting = asyncio.ensure_future(restarted.start(repeated))
+        await turns()
+        assert not waiting.done()
+        await restarted.start(resuming_at(5, 0))
+        assert (await waiting).opening == 5
+    else:
+        await restarted.start(resuming_at(5, 0))
+        await restarted.start(resuming_at(4, 1))
+        assert (await restarted.start(repeated)).opening == 5
+    replies = await asyncio.gather(*(restarted.start(barrier(worker, sequence=6)) for worker in range(2)))
+    assert [reply.opening for reply in replies] == [6, 6]
+
+
+@in_loop
+async def test_worker_that_missed_no_opening_waits(restarted: HeldControl) -> None:
+    await restarted.start(resuming_at(5, 0))
+    await restarted.start(resuming_at(5, 1))
+    waiting = asyncio.ensure_future(restarted.start(barrier(1, sequence=6)))
+    await turns()
+    assert not waiting.done()
+    await asyncio.gather(restarted.start(barrier(0, sequence=6)), waiting)
+
+
+@in_loop
+async def test_contributions_that_were_lost_with_the_answer_are_an_error(restarted: HeldControl) -> None:
+    await restarted.start(resuming_at(5, 0))
+    await restarted.start(resuming_at(4, 1))
+    request = barrier(1, sequence=5)
+    request.contribution = b"1"
+    with pytest.raises(ProtocolError):
+        await restarted.start(request)
+
+
 JOB = 0x1234
 
 

@@ -202,6 +202,24 @@ def test_worker_tells_a_restarted_pserver_the_loads_of_the_job(control: ControlC
     assert [(each.num_loads, each.num_loads_before) for each in told] == [(3, 3), (5, 3), (6, 3)]
 
 
+def test_worker_tells_a_restarted_pserver_the_openings_of_barriers(
+    control: ControlClient, pservers: FakePservers
+) -> None:
+    before = [messages.Opening(barrier="a", number=3), messages.Opening(barrier="b", number=1)]
+
+    def answer(shard: int, method: str, request: Any) -> Message:
+        if method == "Register":
+            return registered(shard, is_supervised=True, openings=before)
+        return messages.BarrierReply(opening=4) if method == "Barrier" else pservers.usual(shard, method, request)
+
+    pservers.answer = answer
+    control.register([SPEC], 0, 2, ASYNC)
+    control.barrier("a")
+    control.rejoin(0, Resumption())
+    _, request = pservers.asked_for("Register")[-1]
+    assert [(each.barrier, each.number) for each in request.resumption.openings] == [("a", 4), ("b", 1)]
+
+
 def test_worker_registers_with_restarted_pservers_at_once(control: ControlClient, pservers: FakePservers) -> None:
     supervised(pservers)
     control.register([SPEC], 1, 2, ASYNC)
