@@ -37,7 +37,7 @@ from fleet_sparse.worker.modes.step import Progress
 from fleet_sparse.worker.net.shard_link import is_older
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
-from support.controls import barrier
+from support.controls import barrier, registration
 from support.pserver_job import connected
 from support.pserver_job import save as save_alone
 from support.pservers import RemotePserver
@@ -493,6 +493,29 @@ def test_restarted_pserver_has_a_snapshot_that_became_complete_just_before(start
     wait_for_line(pserver, "loaded 1 rows of snapshot 000001-full")
 
 
+@pytest.mark.guarantee("A6")
+def test_new_process_of_a_worker_joins_the_job_of_one_that_goes_on_with_a_restarted_pserver(start: Start) -> None:
+    pserver = start("--supervised")
+    job_id = pserver.remote.call(registration(SGD, worker=0, num_workers=2)).job_id
+    pserver.remote.call(registration(SGD, worker=1, num_workers=2))
+    os.kill(pid_of(pserver), signal.SIGKILL)
+    wait_until_ready_again(pserver)
+    again = RemotePserver(pserver.endpoint)
+    started_again = again.start_call(registration(SGD, worker=1, num_workers=2, client_id=b"new" + bytes(13)))
+    rejoining = registration(SGD, worker=0, num_workers=2)
+    rejoining.job_id = job_id
+    rejoining.resumption.SetInParent()
+    assert (again.call(rejoining).job_id, started_again.result().job_id) == (job_id, job_id)
+    again.close()
+
+
+def wait_until_ready_again(pserver: Pserver) -> None:
+    deadline = time.monotonic() + END_S
+    while pserver.log.read_text().count("is ready") < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_supervisor_takes_little_memory(start: Start) -> None:
     pserver = start("--supervised")
     assert pserver.remote.register(SGD).incarnation
@@ -506,10 +529,7 @@ def test_restarted_pserver_has_its_address_and_is_a_later_one(start: Start, has_
     before = pserver.remote.register(SGD).incarnation
     pid = pid_of(pserver)
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + END_S
-    while pserver.log.read_text().count("is ready") < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until_ready_again(pserver)
     again = RemotePserver(pserver.endpoint)
     assert again.register(SGD).incarnation >> 32 > before >> 32
     again.close()
