@@ -484,7 +484,7 @@ def test_save_under_way_fails_when_a_pserver_dies(start: Start, tmp_path: Path) 
 
 
 @pytest.mark.guarantee("A8")
-def test_restarted_pserver_has_a_snapshot_that_became_complete_just_before(start: Start) -> None:
+def test_restarted_pserver_has_a_snapshot_without_its_end(start: Start) -> None:
     pserver = start("--supervised")
     client = FrameClient(pserver.remote.register(SGD))
     assert client.push(push(SGD, ids_of(7), floats([1, 1]))).error is None
@@ -494,7 +494,7 @@ def test_restarted_pserver_has_a_snapshot_that_became_complete_just_before(start
 
 
 @pytest.mark.guarantee("A6")
-def test_new_process_of_a_worker_joins_the_job_of_one_that_goes_on_with_a_restarted_pserver(start: Start) -> None:
+def test_new_process_joins_the_job_of_a_worker_that_goes_on(start: Start) -> None:
     pserver = start("--supervised")
     job_id = pserver.remote.call(registration(SGD, worker=0, num_workers=2)).job_id
     pserver.remote.call(registration(SGD, worker=1, num_workers=2))

@@ -33,9 +33,7 @@ def test_restarted_pserver_takes_the_snapshot_that_replaced_its(tmp_path: Path) 
 
 @pytest.mark.guarantee("A8")
 @pytest.mark.parametrize(("written_by", "number"), [("two", 2), ("given up", 1)])
-def test_restarted_pserver_takes_a_snapshot_that_its_save_completed(
-    tmp_path: Path, written_by: str, number: int
-) -> None:
+def test_restarted_pserver_takes_a_completed_snapshot(tmp_path: Path, written_by: str, number: int) -> None:
     client = FrameClient(shard_of(SGD))
     client.push(push(SGD, ids_of(7), floats([1, 1])))
     save([client.shard], tmp_path / "model", save_id="one")

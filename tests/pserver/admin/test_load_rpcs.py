@@ -194,7 +194,7 @@ def rejoining(num_loads: int, num_before: int = 0, *, worker: int = 0, num_worke
     return request
 
 
-def test_restarted_pserver_counts_on_from_the_loads_of_its_workers(restarted: HeldControl) -> None:
+def test_restarted_pserver_counts_on_from_the_loads_of_workers(restarted: HeldControl) -> None:
     restarted.call(rejoining(3, 1))
     assert restarted.call(barrier(0)).num_loads == 2
     run(Coordinator(restarted).save)
@@ -204,7 +204,7 @@ def test_restarted_pserver_counts_on_from_the_loads_of_its_workers(restarted: He
 
 
 @in_loop
-async def test_worker_hears_of_a_load_before_a_restart_of_which_only_worker_0_knows(restarted: HeldControl) -> None:
+async def test_worker_hears_of_a_load_that_only_worker_0_knows(restarted: HeldControl) -> None:
     await restarted.start(rejoining(4, 4, worker=1, num_workers=2))
     await restarted.start(rejoining(5, num_workers=2))
     replies = await asyncio.gather(*(restarted.start(barrier(worker)) for worker in range(2)))

@@ -151,9 +151,7 @@ async def saved_without_an_end(held: HeldControl, coordinator: Coordinator, kind
 
 @pytest.mark.guarantee("A8")
 @in_loop
-async def test_next_process_continues_from_a_save_that_this_one_does_not_know(
-    held: HeldControl, tmp_path: Path
-) -> None:
+async def test_next_process_continues_from_an_unknown_save(held: HeldControl, tmp_path: Path) -> None:
     coordinator, lifeline = Coordinator(held), Lifeline()
     finished = await saved_without_an_end(held, coordinator)
     coordinator.move_to(lifeline.restarted(tmp_path))
@@ -163,9 +161,7 @@ async def test_next_process_continues_from_a_save_that_this_one_does_not_know(
 
 
 @in_loop
-async def test_next_process_does_not_continue_from_an_unknown_save_that_lacks_rows(
-    held: HeldControl, tmp_path: Path
-) -> None:
+async def test_next_process_takes_no_unknown_save_that_lacks_rows(held: HeldControl, tmp_path: Path) -> None:
     coordinator, lifeline = Coordinator(held, left_out=[RARE]), Lifeline()
     finished = await saved_without_an_end(held, coordinator)
     coordinator.move_to(lifeline.restarted(tmp_path))
@@ -176,7 +172,7 @@ async def test_next_process_does_not_continue_from_an_unknown_save_that_lacks_ro
 
 @pytest.mark.parametrize("has_base", [True, False])
 @in_loop
-async def test_next_process_continues_from_an_unknown_delta_above_its_first_snapshot(
+async def test_next_process_continues_from_a_delta_of_a_known_base(
     held: HeldControl, tmp_path: Path, has_base: bool
 ) -> None:
     await held.start(registration(SGD))

@@ -641,9 +641,7 @@ async def test_barriers_tell_their_openings(held: HeldControl) -> None:
 
 @pytest.mark.parametrize("waits_first", [True, False])
 @in_loop
-async def test_worker_whose_answer_was_lost_passes_once_another_one_says_so(
-    restarted: HeldControl, *, waits_first: bool
-) -> None:
+async def test_worker_passes_whose_answer_was_lost(restarted: HeldControl, *, waits_first: bool) -> None:
     repeated = barrier(1, sequence=5)
     if waits_first:
         await restarted.start(resuming_at(4, 1))
@@ -671,7 +669,7 @@ async def test_worker_that_missed_no_opening_waits(restarted: HeldControl) -> No
 
 
 @in_loop
-async def test_contributions_that_were_lost_with_the_answer_are_an_error(restarted: HeldControl) -> None:
+async def test_contributions_that_were_lost_are_an_error(restarted: HeldControl) -> None:
     await restarted.start(resuming_at(5, 0))
     await restarted.start(resuming_at(4, 1))
     request = barrier(1, sequence=5)
@@ -692,7 +690,7 @@ def surviving(mode: Mode | None = None, *open_barriers: str) -> messages.Registe
 
 @pytest.mark.guarantee("A6")
 @in_loop
-async def test_new_process_of_a_worker_joins_the_job_of_those_that_register_after_it(restarted: HeldControl) -> None:
+async def test_new_process_joins_the_job_of_workers_that_come_later(restarted: HeldControl) -> None:
     started_again = asyncio.ensure_future(restarted.start(registration(worker=1, num_workers=2)))
     await turns()
     assert not started_again.done()
@@ -712,7 +710,7 @@ async def test_new_processes_of_all_workers_begin_a_job(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(("lag", "begins"), [(RowBound(lag=8), True), (None, False)], ids=["row caches", "none"])
 @in_loop
-async def test_new_process_ends_a_restarted_job_that_needs_all_its_steps(
+async def test_new_process_ends_a_restarted_job_that_needs_all_steps(
     restarted: HeldControl, lag: RowBound | None, begins: bool
 ) -> None:
     mode = Mode(ASYNC, max_step_lag=4, row_bound=lag)

@@ -202,9 +202,7 @@ def test_worker_tells_a_restarted_pserver_the_loads_of_the_job(control: ControlC
     assert [(each.num_loads, each.num_loads_before) for each in told] == [(3, 3), (5, 3), (6, 3)]
 
 
-def test_worker_tells_a_restarted_pserver_the_openings_of_barriers(
-    control: ControlClient, pservers: FakePservers
-) -> None:
+def test_worker_tells_a_restarted_pserver_openings_of_barriers(control: ControlClient, pservers: FakePservers) -> None:
     before = [messages.Opening(barrier="a", number=3), messages.Opening(barrier="b", number=1)]
 
     def answer(shard: int, method: str, request: Any) -> Message:
