@@ -1,7 +1,9 @@
 """Kernels of changes: what updates elsewhere made of a row and its states, and its merge into the row.
 
-A change of n updates with weight w adds `w (copy - base)` to the row and makes each state, which decays by b in an
+A change of n updates with weight w adds `copy - base` to the row and makes each state, which decays by b in an
 update, `(1 - w) s + w (b^n s + s_copy - b^n s_base)`. Rows and states are laid out as for rules (`rules.rule`).
+
+Copies moved by w times what each update makes of a row, but their states are those of whole updates.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def merge_changes(
         num_updates: `(n,)`: number of updates of each change of states.
         dim: Floats of a row.
         decays: `(num_states,)`; `(0,)` leaves the states as they are.
-        weight: Weight of the changes.
+        weight: Weight of the changes of states.
     """
     d, num_states, n = np.uint64(dim), np.uint64(decays.shape[0]), np.uint64(row_indices.shape[0])
     r_stride, s_stride, s_offset = np.uint64(row_stride), np.uint64(state_stride), np.uint64(state_offset)
@@ -104,7 +106,7 @@ def merge_changes(
         row = np.uint64(row_indices[i]) * r_stride
         state = np.uint64(row_indices[i]) * s_stride + s_offset
         for j in range(d):
-            rows[row + j] = np.float32(np.float64(rows[row + j]) + weight * np.float64(row_changes[i * d + j]))
+            rows[row + j] = np.float32(np.float64(rows[row + j]) + np.float64(row_changes[i * d + j]))
         for k in range(num_states):
             decay = power(decays[k], np.uint64(num_updates[i]))
             for j in range(k * d, (k + np.uint64(1)) * d):

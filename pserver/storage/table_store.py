@@ -348,7 +348,7 @@ class TableStore:
             ids: `(n,)`, distinct.
             changes: `(n, dim)`, finite: copies less what they were before the updates.
             amounts: `(n,)`: by how much the clocks advance.
-            weight: Weight of the changes.
+            weight: Weight of the changes of states (`kernels_changes`).
             state_changes: `(n, num_states, dim)`, as `kernels_changes.subtract_base_states` makes them; None leaves the
                 states as they are.
             num_updates: `(n,)`, number of updates of each change of states; with `state_changes`.

@@ -76,7 +76,7 @@ class Change(NamedTuple):
     amounts: NDArray[np.uint32]
     """`(n,)`, by how much the clocks of the rows advance."""
     weight: float
-    """Weight of the changes."""
+    """Weight of the changes of states (`kernels_changes`)."""
     step: int
     """The update rule's t of the newest update."""
     states: NDArray[np.float32] | None = None

@@ -336,13 +336,27 @@ def test_changes_of_several_workers_are_blocks_of_updates(case):
     decays = decays_of(base)
     for copy, n in zip((first, second), counts, strict=True):
         decay = decays[None, :, None] ** n[:, None, None]
-        expected += 0.5 * (copy.rows() - trained(case, 5, False).rows())
+        expected += copy.rows() - trained(case, 5, False).rows()
         own = copy.states() - decay * trained(case, 5, False).states()
         states = 0.5 * states + 0.5 * (decay * states + own)
     for copy, n in zip((first, second), counts, strict=True):
         merge_into(base, *change_of(trained(case, 5, False), copy, n), n, 0.5)
     np.testing.assert_allclose(base.rows(), expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(base.states(), states, rtol=1e-6, atol=1e-6)
+
+
+LINEAR = [case for case in CASES if RULES[case.rule].is_linear]
+
+
+@pytest.mark.parametrize("case", LINEAR, ids=lambda case: f"{case.rule}{len(case.hyperparameters)}")
+def test_an_update_of_a_linear_rule_by_the_mean_is_the_mean_of_updates(case):
+    tables = [trained(case, 5, False, range(1, 4)) for _ in range(3)]
+    grads = np.random.default_rng(0).normal(0, 1, (2, 1, 5)).astype(np.float32)
+    for table, grad in zip(tables, (*grads, grads.mean(axis=0)), strict=True):
+        table.push(np.array([3]), grad, 0.1, 4)
+    first, second, of_mean = tables
+    for each in (Table.rows, Table.states):
+        np.testing.assert_allclose(each(of_mean), (each(first) + each(second)) / 2, rtol=1e-6, atol=1e-6)
 
 
 def test_rules_whose_states_cannot_be_merged_say_so():

@@ -57,4 +57,5 @@ momentum = UpdateRule(
     scalars=_scalars,
     kernel=_apply,
     merge=decays("mu"),
+    is_linear=True,
 )

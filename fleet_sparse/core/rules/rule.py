@@ -55,6 +55,8 @@ class UpdateRule(NamedTuple):
         merge: Function from the hyperparameters to the factor by which each state decays in an update, `s <- b s + ...`
             with an addend that does not depend on `s`. A change of several updates, made elsewhere, can then be merged
             into a row. None if it cannot.
+        is_linear: True if an update moves the row by the learning rate times a linear function of gradient and states,
+            and makes states that are linear in these. An update by the mean of gradients is the mean of updates then.
     """
 
     name: str
@@ -68,6 +70,7 @@ class UpdateRule(NamedTuple):
     follows_state: bool = False
     is_summed: bool = False
     merge: Callable[[dict[str, float]], tuple[float, ...]] | None = None
+    is_linear: bool = False
 
 
 def zeros(num_states: int) -> Callable[[dict[str, float]], tuple[float, ...]]:

@@ -42,4 +42,5 @@ sgd = UpdateRule(
     scalars=learning_rate_alone,
     kernel=_apply,
     merge=decays(),
+    is_linear=True,
 )
