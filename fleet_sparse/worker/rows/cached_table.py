@@ -60,7 +60,9 @@ Counts = NDArray[np.uint32]
 class GradientWeights(NamedTuple):
     """By what a gradient of a row is multiplied on its way into the row, by whom.
 
-    A copy is trained by a gradient times both, so that it follows what the row on the pserver does.
+    A copy is trained by a gradient times both, so that it follows what the row on the pserver does. Where updates of a
+    linear rule are held, a copy is instead moved by the second factor times what the whole gradient makes of it, and
+    its states are those of whole updates: a step then has one decay and one momentum, however many hold the row.
     """
 
     of_worker: float = 1.0
@@ -204,6 +206,7 @@ class CachedTable:
         spec: As given.
         capacity: As given.
         no_answer: To a plan that asks about nothing.
+        update_weight: Weight of changes, below 1 where linear updates of several workers are averaged.
     """
 
     def __init__(self, spec: TableSpec, capacity: int, job: CacheJob) -> None:
@@ -217,6 +220,8 @@ class CachedTable:
         self._holds_all = self._may_hold and self._is_single_worker and job.max_held is None
         self._has_bases = _has_bases(spec, job)
         self._has_base_states = self._may_hold and not self._is_single_worker
+        is_held_mean = self._may_hold and job.weights.of_merge != 1.0
+        self.update_weight = job.weights.of_merge if is_held_mean and self._rule.is_linear else 1.0
         decays = self._rule.merge(self._hyperparameters) if self._rule.merge is not None else ()
         self._decays = np.array(decays, np.float64)
         self._rows, self._states = np.zeros(capacity * self._dim, np.float32), self._zero_states(capacity)
@@ -233,8 +238,9 @@ class CachedTable:
         # which the rows lack that were read for them.
         self._open: OrderedDict[int, list[Ids]] = OrderedDict()
         self._step = 0
-        self._merge_weight = np.float32(job.weights.of_merge)
-        self._decay = np.array(spec.decay, np.float32)
+        self._gradient_weight = np.float32(1.0 if self.update_weight != 1.0 else job.weights.of_merge)
+        # The decay of a step is shared, as its gradient is.
+        self._decay = np.array(spec.decay, np.float32) * (self._gradient_weight if is_held_mean else np.float32(1.0))
         self._has_decay = bool(self._decay.any())
         no_rows, no_states = (
             np.empty(shape, np.float32) for shape in ((0, spec.dim), (0, self._rule.num_states, spec.dim))
@@ -590,15 +596,15 @@ class CachedTable:
         if len(outside):
             places = np.flatnonzero(slots >= 0)
             slots, grads = slots[places], np.take(grads, places, axis=0)
-        if self._merge_weight != 1.0:
-            grads = grads * self._merge_weight
+        if self._gradient_weight != 1.0:
+            grads = grads * self._gradient_weight
         if self.spec.bounds != UNBOUNDED:
             grads = self.spec.bounds.clipped(grads)
         flat = np.ascontiguousarray(grads).reshape(-1)
         if self._has_decay:
             plain, flat = flat, np.empty(flat.size, np.float32)
             add_decay(self._rows, self._dim, slots, plain, self._dim, self._decay, flat)
-        scalars = self._rule.scalars(self._hyperparameters, learning_rate, optimizer_step)
+        scalars = self._rule.scalars(self._hyperparameters, learning_rate * self.update_weight, optimizer_step)
         self._rule.kernel(
             *(self._rows, self._dim, self._states, self._state_width, 0, slots),
             *(flat, self._dim, scalars),
@@ -637,7 +643,7 @@ class CachedTable:
         known then: it counts as lag, so that the row follows in time.
         """
         if self._job.bound.drift is None:
-            is_known = self._merge_weight == 1.0
+            is_known = self._job.weights.of_merge == 1.0
             return np.full(len(slots), is_known, np.uint32)
         if self._job.is_merged:
             return -self._amounts(slots)

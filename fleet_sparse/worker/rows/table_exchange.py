@@ -185,7 +185,7 @@ class TableExchange:
             changes.amounts,
             changes.states if has_states else None,
             changes.num_updates,
-            1.0,
+            self.table.update_weight,
             optimizer_step,
             self._is_alone,
         )

@@ -166,7 +166,7 @@ class StoreJob:
                 continue
             has_states = changes.states.shape[1] > 0
             self.store.merge(
-                *(changes.ids, changes.rows, changes.amounts, 1.0),
+                *(changes.ids, changes.rows, changes.amounts, self.table.update_weight),
                 state_changes=changes.states if has_states else None,
                 num_updates=changes.num_updates if has_states else None,
             )
