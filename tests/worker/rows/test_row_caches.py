@@ -265,11 +265,11 @@ def rows_of_one_writer(
 def test_copies_are_trained_as_the_rows_of_the_pservers(
     rule: str, kind: str, merge: Literal["avg"] | None, max_held: int | None
 ) -> None:
-    if (rule, kind, max_held) == ("momentum", "sync avg", None):
-        pytest.skip("a held update has a part of the momentum of a step, which it shares with the other workers'")
+    # A held update has a part of the momentum of a step, which the other worker's would share.
+    tolerance = 0.2 if (rule, kind, max_held) == ("momentum", "sync avg", None) else 1e-4
     without = rows_of_one_writer(kind, rule, None, merge=merge)
     for bound in (RowBound(lag=1), RowBound(lag=2), RowBound(lag=100, share=0.25), RowBound(drift=0.2)):
-        np.testing.assert_allclose(rows_of_one_writer(kind, rule, bound, max_held, merge), without, rtol=1e-4)
+        np.testing.assert_allclose(rows_of_one_writer(kind, rule, bound, max_held, merge), without, rtol=tolerance)
 
 
 def row_of_all(rule: str, decay: float, bound: RowBound | None, *, rate: float) -> NDArray[np.float32]:
