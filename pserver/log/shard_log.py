@@ -139,9 +139,11 @@ class ShardLog:
                 )
         except LogFull as error:
             raise Refusal(ErrorCode.LOG_FULL, str(error)) from error
-        if watermarks and lsn:
+        is_push = bool(watermarks and lsn)
+        if is_push:
             self._marks.append((lsn, watermarks))
-        elif self.is_synced:  # it is no push, whose reply waits
+        # The reply to a push waits itself where it has to. Without assigned dense values no step can be made again.
+        if (self.is_synced and not is_push) or isinstance(first, Assignment):
             self.writer.sync()
 
     def _shrink(self, first: Shrink, shrinks: Sequence[Shrink]) -> None:

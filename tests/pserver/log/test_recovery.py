@@ -554,6 +554,17 @@ def test_a_worker_that_took_a_place_keeps_its_steps(tmp_path: Path) -> None:
     assert [recovered_shard.pushed_step(worker) for worker in range(2)] == [1, 2]
 
 
+@pytest.mark.guarantee("W10")
+def test_assigned_dense_values_are_durable_before_their_ack(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", DENSE)
+    assert FrameClient(shard).ask(Op.ASSIGN, assign(DENSE, floats(*range(8)))).error is None
+    recovered = after_power_cut(shard)
+    assert [state.assigned for state in recovered.states()] == [shard.states()[0].assigned]
+    assert shard.states()[0].assigned
+    close(recovered)
+    close(shard)
+
+
 @pytest.mark.guarantee("W5")
 def test_replies_carry_the_newest_durable_push(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", SGD)
