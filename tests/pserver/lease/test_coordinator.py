@@ -32,7 +32,9 @@ def test_a_process_whose_pid_another_one_has_now_has_ended() -> None:
     assert holder(f"{LIFE}0").has_ended
 
 
-@pytest.mark.parametrize("life", ["", f"another-boot/1 {PROCESS}", f"{PLACE}0 4000000000-1"])
+@pytest.mark.parametrize(
+    "life", ["", f"another-boot/1 {PROCESS}", f"{PLACE}0 4000000000-1"], ids=["unknown", "boot", "namespace"]
+)
 def test_nothing_is_known_of_a_process_elsewhere(life: str) -> None:
     assert not holder(life).has_ended
 
