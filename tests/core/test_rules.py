@@ -349,7 +349,7 @@ LINEAR = [case for case in CASES if RULES[case.rule].is_linear]
 
 
 @pytest.mark.parametrize("case", LINEAR, ids=lambda case: f"{case.rule}{len(case.hyperparameters)}")
-def test_an_update_of_a_linear_rule_by_the_mean_is_the_mean_of_updates(case):
+def test_a_linear_rule_by_a_mean_is_the_mean_of_its_updates(case):
     tables = [trained(case, 5, False, range(1, 4)) for _ in range(3)]
     grads = np.random.default_rng(0).normal(0, 1, (2, 1, 5)).astype(np.float32)
     for table, grad in zip(tables, (*grads, grads.mean(axis=0)), strict=True):

@@ -154,7 +154,7 @@ def test_a_row_that_all_hold_decays_by_lambda_a_step(rule: str, num_workers: int
 @every_num_workers
 @every_num_held
 @pytest.mark.parametrize("use_nesterov", [0.0, 1.0])
-def test_momentum_of_held_updates_is_that_of_the_mean_of_gradients(
+def test_momentum_of_held_updates_is_that_of_mean_gradients(
     num_workers: int, num_held: int, use_nesterov: float
 ) -> None:
     """As long as all hold the same number, whatever that is."""
@@ -186,7 +186,7 @@ def test_a_velocity_that_all_hold_decays_by_mu_a_step(num_workers: int, num_held
 @every_num_held
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 @pytest.mark.parametrize("use_nesterov", [0.0, 1.0])
-def test_momentum_of_a_row_that_all_hold_is_that_of_the_job_without_a_cache(
+def test_momentum_of_a_row_that_all_hold_is_as_without_a_cache(
     num_workers: int, num_held: int, decay: float, use_nesterov: float
 ) -> None:
     hot = HotRow("momentum", num_workers, mu=0.9, use_nesterov=use_nesterov, l2_decay=decay)
@@ -244,7 +244,7 @@ def test_held_sgd_updates_are_clipped_before_they_are_averaged() -> None:
 
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adagrad", "adam"])
-def test_a_mean_over_updates_is_that_of_linear_rules_that_may_hold(rule: str) -> None:
+def test_linear_rules_that_may_hold_take_means_over_updates(rule: str) -> None:
     is_linear = rule in ("sgd", "momentum")
     assert HotRow(rule, 4).tables[0].update_weight == (1 / 4 if is_linear else 1.0)
     assert HotRow(rule, 4, max_held=0).tables[0].update_weight == 1.0
