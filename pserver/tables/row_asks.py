@@ -58,7 +58,9 @@ def answer(
     *,
     counts_steps: bool = True,
 ) -> RowAnswer:
-    """Answers an ask about copies. The first one of a table makes its clocks.
+    """Answers an ask about copies. The first one of a table makes its clocks, in a job of several workers.
+
+    Copies of the only worker are never behind. Its rows have no clocks, and all versions are 0.
 
     Args:
         store: The rows.
@@ -69,8 +71,11 @@ def answer(
         read_rows: Reads rows of the table; None if they read as the store has them.
         counts_steps: As of `CacheTerms`.
     """
-    store.make_clocks(bound)
-    clocks = store.clocks(ids)
+    if num_workers == 1:
+        clocks, clock_epoch = np.zeros(len(ids), np.uint32), 0
+    else:
+        store.make_clocks(bound)
+        clocks, clock_epoch = store.clocks(ids), store.clock_epoch
     has_states = store.spec.update_rule.num_states > 0
     slack = answers(bound, clocks, versions, num_workers, has_states=has_states)
     if not counts_steps:
@@ -78,6 +83,4 @@ def answer(
     is_due, is_full = slack == ROW_FOLLOWS, slack == STATES_FOLLOW
     due, full = ids[is_due], ids[is_full]
     read = store.rows if read_rows is None else read_rows
-    return RowAnswer(
-        slack, read(due), clocks[is_due], read(full), clocks[is_full], store.states(full), store.clock_epoch
-    )
+    return RowAnswer(slack, read(due), clocks[is_due], read(full), clocks[is_full], store.states(full), clock_epoch)

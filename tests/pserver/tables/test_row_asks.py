@@ -74,7 +74,16 @@ def test_the_first_ask_makes_the_clocks_and_changes_no_row(store: TableStore) ->
     np.testing.assert_array_equal(rows_of(store, 1, 2), before)
 
 
-def test_the_only_worker_is_answered_for_rows_that_enter_alone(store: TableStore) -> None:
-    store.make_clocks(LAG)
+@pytest.mark.parametrize("version", [0, 7])
+def test_the_only_worker_is_answered_for_rows_that_enter_alone(store: TableStore, version: int) -> None:
     pushed(store, 1, 200)
-    assert answer(store, LAG, 1, np.array([1]), versions(0)).slack.tolist() == [253]
+    said = answer(store, LAG, 1, np.array([1, 2]), versions(version, NO_VERSION))
+    has_states = store.spec.update_rule.num_states > 0
+    assert said.slack.tolist() == [253, STATES_FOLLOW if has_states else ROW_FOLLOWS]
+    assert [*said.versions.tolist(), *said.full_versions.tolist()] == [0]
+
+
+def test_rows_of_the_only_worker_have_no_clocks(store: TableStore) -> None:
+    said = answer(store, LAG, 1, np.array([1]), versions(NO_VERSION))
+    assert said.clock_epoch == 0
+    assert not store.has_clocks
