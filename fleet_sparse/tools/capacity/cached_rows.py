@@ -161,8 +161,9 @@ def _bound(cache: PlannedCache, clock: float, workers: int) -> _Bound:
         units = 1
     else:
         lag, units = DRIFT_UNITS, math.ceil(DRIFT_UNITS * cache.row_step / cache.row_drift)
-    held = max(0, (lag + workers) // (2 * (workers - 1)) - 1) if cache.holds else 0
-    return _Bound(held // units, (lag - (workers - 1) * held) // units)
+    may_hold = max(0, (lag + workers) // (2 * (workers - 1)) - 1)
+    # Pservers do not know whether workers hold updates, and leave room for them.
+    return _Bound(may_hold // units if cache.holds else 0, (lag - (workers - 1) * may_hold) // units)
 
 
 def _rounded_up(value: float, unit: float) -> float:

@@ -76,6 +76,14 @@ def test_updates_of_a_rule_without_merge_go_as_gradients() -> None:
     assert {name for name, rule in rules.RULES.items() if rule.merge is None} >= {*model.RULES_WITHOUT_MERGE}
 
 
+def test_copies_lag_as_pservers_allow_where_none_is_held() -> None:
+    behind = int(row_bound.RowBound(lag=100, share=None).max_behind(np.array([1000], np.uint32), 8)[0])
+    in_every_step: dict[str, Any] = {"rows": 26 * 64, "fields": 26, "batch": 512, "exponent": 1e-6}
+    cache = LAG._replace(holds=False)
+    found = cached_rows_of(cache, workers=8, is_sync=True, num_states=NUM_STATES["ftrl"], **in_every_step)
+    assert found.received == pytest.approx(1 / ((behind + 1) / 7 + 0.5), rel=0.01)
+
+
 def test_a_drift_of_100_steps_of_a_row_is_about_a_lag_of_100() -> None:
     drift = PlannedCache(500e3, row_drift=0.1, row_step=0.001)
     lag = bytes_of(cached(8, is_sync=False))
