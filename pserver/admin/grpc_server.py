@@ -150,6 +150,7 @@ class ControlPlane:
         self._watcher.cancel()
         self._service.release_waiting()
         await self._server.stop(LAST_REPLIES_S)
+        await _end_tasks()
 
     def _handler(self, name: str) -> Callable[[bytes, Any], Any]:
         async def handle(data: bytes, context: Any) -> Message:
@@ -185,6 +186,19 @@ class ControlPlane:
         self._loop.close()
         if self._socket is not None:
             self._socket.close()
+
+
+async def _end_tasks() -> None:
+    """Waits for the other tasks of this loop, and cancels those that do not end within `LAST_REPLIES_S`.
+
+    gRPC does not wait for the tasks of calls whose connection has ended, and a loop that ends before them logs errors.
+    """
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for _ in range(2):
+        if left:
+            _, left = await asyncio.wait(left, timeout=LAST_REPLIES_S)
+        for task in left:
+            task.cancel()
 
 
 def _decoded(name: str, data: bytes) -> Message:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import ErrorCode, ProtocolError, SettingError
@@ -14,6 +17,7 @@ from fleet_sparse.pserver.admin import grpc_server
 from fleet_sparse.pserver.admin.grpc_server import ControlPlane
 from fleet_sparse.wire.control import ATTRIBUTES_KEY, ERROR_KEY, METHODS, SERVICE, from_status
 from support.controls import HeldControl, registration
+from support.threads import JOIN_S
 
 BY_TCP = Credentials(has_control_sockets=False)
 
@@ -91,3 +95,34 @@ def test_callers_that_wait_too_short_leave_no_traceback(tmp_path: Path, caplog: 
                 future.exception()
         assert calls[0](b"", timeout=20)
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_stop_waits_for_the_work_of_calls_that_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(grpc_server, "LAST_REPLIES_S", 0.2)
+    held, begun, cancelled, ended = HeldControl(tmp_path), threading.Event(), threading.Event(), threading.Event()
+
+    async def call(method: str, request: Message) -> Message:
+        begun.set()
+        try:
+            await asyncio.sleep(JOIN_S)
+        finally:
+            cancelled.set()
+            try:
+                await asyncio.sleep(0.1 if ends else JOIN_S)
+            finally:
+                ended.set()
+        return METHODS[method][1]()
+
+    monkeypatch.setattr(held.service, "call", call)
+    with closing(ControlPlane("127.0.0.1:0", held.service, held.settings, BY_TCP)) as served:
+        with BY_TCP.grpc_channel(f"127.0.0.1:{served.port}", ()) as channel:
+            waiting = channel.unary_unary(f"/{SERVICE}/Attend").future(b"")
+            assert begun.wait(JOIN_S)
+            assert not waiting.done()
+        assert cancelled.wait(JOIN_S)
+        served.close()
+    assert ended.is_set()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
