@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import het_limits
+from benchmarks.het import limits
 
 
 def test_a_looser_bound_saves_more_and_first_reads_stay() -> None:
-    found = het_limits.jobs(4, 20_000, 5_000, 50)
+    found = limits.jobs(4, 20_000, 5_000, 50)
     saved = [traffic.rows_saved for (_, share), traffic in found if share is None]
     assert saved == sorted(saved)
     assert saved[-1] > saved[0] + 0.3
@@ -16,6 +16,6 @@ def test_a_looser_bound_saves_more_and_first_reads_stay() -> None:
 
 
 def test_each_job_has_a_row_for_each_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    het_limits.main(["--workers", "2", "3", "--examples", "1000", "--ids", "2000", "--batch", "50"])
+    limits.main(["--workers", "2", "3", "--examples", "1000", "--ids", "2000", "--batch", "50"])
     rows = [line for line in capsys.readouterr().out.splitlines() if "1,000" in line]
-    assert len(rows) == 2 * len(het_limits.BOUNDS)
+    assert len(rows) == 2 * len(limits.BOUNDS)

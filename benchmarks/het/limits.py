@@ -1,6 +1,6 @@
 """Which rows can a bound save at most? The simulator's answer for the jobs of `het_auc`, without training them.
 
-`python -m benchmarks.het_limits` from the root of a checkout. All rows fit into the caches, workers are in step, and no
+`python -m benchmarks.het.limits` from the root of a checkout. All rows fit into the caches, workers are in step, and no
 copy is leased, as in async mode. A worker that reads a row for the first time receives it, whatever the bound.
 """
 
