@@ -296,11 +296,8 @@ class RowCaches:
             return sum(exchange.table.num_held for exchange in (self._tables or {}).values())
 
     def can_flush(self) -> bool:
-        """Returns whether updates are held, and no push failed whose error a step has to raise first.
-
-        Without the copies of the rows of a failed push, whose error was raised, all that is held can be sent.
-        """
-        return not self._client.has_failure and self.num_held > 0
+        """Returns whether updates are held, and no push failed whose error a step has to raise first."""
+        return self._noted[0] == self._client.num_failed_pushes and self.num_held > 0
 
     def clear(self) -> None:
         """Forgets all copies and what they hold: the tables on the pservers were replaced."""
