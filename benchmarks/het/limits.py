@@ -1,4 +1,4 @@
-"""Which rows can a bound save at most? The simulator's answer for the jobs of `het_auc`, without training them.
+"""How many rows does a bound save? The simulator's estimate for the jobs of `het_auc`, without training them.
 
 `python -m benchmarks.het.limits` from the root of a checkout. All rows fit into the caches, workers are in step, and no
 copy is leased, as in async mode. A worker that reads a row for the first time receives it, whatever the bound.

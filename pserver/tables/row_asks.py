@@ -58,7 +58,7 @@ def answer(
     *,
     counts_steps: bool = True,
 ) -> RowAnswer:
-    """Answers an ask about copies. The first one of a table makes its clocks, in a job of several workers.
+    """Answers an ask about copies. The first ask of a table makes its clocks if the job has several workers.
 
     Copies of the only worker are never behind. Its rows have no clocks, and all versions are 0.
 

@@ -1,4 +1,4 @@
-"""What bounds can save at most, by the simulator."""
+"""The simulator estimates how many rows each bound saves."""
 
 from __future__ import annotations
 
