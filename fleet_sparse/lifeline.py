@@ -96,12 +96,13 @@ class Lifeline:
         """Says that this process will end because another process of its job is lost."""
         self.say(LOSS)
 
-    def end_with_supervisor(self) -> None:
-        """Sends this process SIGTERM once the supervisor is gone."""
+    def end_with_supervisor(self, stall_s: float) -> None:
+        """Sends this process SIGTERM once the supervisor is gone, and SIGALRM if it still runs `stall_s` later."""
 
         def wait() -> None:
             with contextlib.suppress(OSError):
                 self._socket.recv(1)
+            signal.setitimer(signal.ITIMER_REAL, stall_s)  # ends it even where it runs no Python code any more
             os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=wait, name="lifeline", daemon=True).start()

@@ -132,7 +132,7 @@ def serve(options: Options, settings: Settings) -> None:
     signal.signal(signal.SIGTERM, _exit)  # until there are requests to finish
     signal.signal(signal.SIGINT, _exit)
     if options.lifeline is not None:
-        options.lifeline.end_with_supervisor()
+        options.lifeline.end_with_supervisor(settings.stall_s)
     chosen = _check(options, settings)
     credentials = Credentials.of(settings, is_pserver=True)
     is_socket = credentials.has_control_sockets and has_socket(chosen.control)

@@ -266,6 +266,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def has_ended(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
 def test_killed_child_is_started_again() -> None:
     supervisor = supervisor_of("print(int(sys.argv[2]), flush=True)\nif not is_restart: os.kill(os.getpid(), 9)")
     first, second = map(int, output_of(supervisor).split())
@@ -319,11 +323,20 @@ def test_signal_that_is_ignored_does_not_reach_the_child() -> None:
 
 
 def test_child_ends_when_its_supervisor_is_killed() -> None:
-    supervisor = supervisor_of("lifeline.end_with_supervisor()\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    supervisor = supervisor_of("lifeline.end_with_supervisor(60.0)\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
     pid = int(line_of(supervisor))
     supervisor.kill()
     output_of(supervisor)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+    wait_until(lambda: has_ended(pid))
+
+
+def test_child_that_cannot_stop_ends_after_its_supervisor() -> None:
+    child = "signal.signal(15, signal.SIG_IGN)\nlifeline.end_with_supervisor(0.1)\nprint(os.getpid(), flush=True)\n"
+    supervisor = supervisor_of(child + "time.sleep(60)")
+    pid = int(line_of(supervisor))
+    supervisor.kill()
+    output_of(supervisor)
+    wait_until(lambda: has_ended(pid))
 
 
 def test_child_that_never_says_that_it_is_alive_may_be_silent() -> None:
@@ -415,12 +428,12 @@ def test_a_standby_that_is_needed_early_is_no_stall() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_standby_ends_with_its_supervisor(number: int) -> None:
-    child = "lifeline.end_with_supervisor()\nlifeline.say('alive')\ntime.sleep(60)"
+    child = "lifeline.end_with_supervisor(60.0)\nlifeline.say('alive')\ntime.sleep(60)"
     supervisor = supervisor_of(child, standby=STANDS_BY)
-    pid = line_of(supervisor).split()[2]
+    pid = int(line_of(supervisor).split()[2])
     supervisor.send_signal(number)
     output_of(supervisor)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+    wait_until(lambda: has_ended(pid))
 
 
 def test_a_standby_that_cannot_be_started_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from types import TracebackType
 import fleet_sparse
 from fleet_sparse.errors import ShardUnavailable, WorkerLost
 from fleet_sparse.lifeline import LIFELINE, Lifeline, take_lifeline
-from fleet_sparse.settings import PREFIX
+from fleet_sparse.settings import PREFIX, Settings
 
 _RESTARTS = f"{PREFIX}RESTARTS"
 
@@ -33,7 +33,7 @@ def supervise_script() -> None:
     lifeline = take_lifeline()
     if lifeline is not None:
         _lifelines.append(lifeline)
-        lifeline.end_with_supervisor()
+        lifeline.end_with_supervisor(Settings.from_environment().stall_s)
         sys.excepthook = _reporting_loss(lifeline, sys.excepthook)
     if LIFELINE in os.environ or os.environ.get("TRAINING_ROLE") != "TRAINER" or _RESTARTS not in os.environ:
         return
