@@ -117,6 +117,11 @@ class TableClient(ABC):
         return self._traffic.num_failed_pushes
 
     @property
+    @abstractmethod
+    def has_failure(self) -> bool:
+        """True if the error of a push that failed was not raised yet: the next call raises it."""
+
+    @property
     def num_rejoins(self) -> int:
         """Number of times that it continued with a shard that was started again."""
         return 0

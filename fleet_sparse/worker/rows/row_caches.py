@@ -295,9 +295,16 @@ class RowCaches:
         with self._lock:
             return sum(exchange.table.num_held for exchange in (self._tables or {}).values())
 
-    def can_flush(self) -> bool:
-        """Returns whether updates are held, and no push failed whose error a step has to raise first."""
-        return self._noted[0] == self._client.num_failed_pushes and self.num_held > 0
+    def prepare_flush(self) -> bool:
+        """Returns whether updates are held, and no push failed whose error a step has to raise first.
+
+        If updates are held, it first drops rows on their way for the next step; the client keeps an error of the push
+        that they came with.
+        """
+        if not self.num_held:
+            return False
+        self.drop_ahead()
+        return not self._client.has_failure
 
     def clear(self) -> None:
         """Forgets all copies and what they hold: the tables on the pservers were replaced."""

@@ -845,6 +845,75 @@ def test_an_async_save_has_what_was_held() -> None:
 
 
 @pytest.mark.guarantee("H8")
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_a_save_has_what_is_held_after_a_failed_push(is_embedded: bool) -> None:
+    with cluster_of(2, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(20):
+            job.step()
+        worker = job.workers[0]
+        assert worker.caches is not None
+        assert worker.caches.prepare_flush()
+        refused = worker.batch(job.spec, np.array([1]))._replace(learning_rate=1.0, optimizer_step=99)  # of NaN
+        worker.client.start_update([refused], [])
+        wait_until(lambda: worker.client.has_failure)
+        assert not worker.caches.prepare_flush()
+        with pytest.raises(PushRefused):
+            worker.client.flush()
+        with worker.training.quiesce(10.0), job.workers[1].training.quiesce(10.0):
+            assert job.num_held == 0
+        plain = Worker(cluster, 0, 1, [job.spec], Mode())
+        np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H8")
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_a_save_leaves_the_error_of_a_push_made_ahead(is_embedded: bool) -> None:
+    uncached = TableSpec(name="uncached", dim=1, rule="sgd", initializer=constant(0.0))
+    with cluster_of(2, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3, looks_ahead=True, max_rows=NUM_IDS // 2)
+        for number, shard in enumerate(cluster.shards):
+            cluster.run(number, partial(shard.add_table, uncached))
+        for _ in range(20):
+            job.step()
+        worker = job.workers[0]
+        assert worker.caches is not None
+        job.read(0, {job.spec.name: EVERY_ID.tolist()})
+        refused = worker.batch(uncached, np.array([1]))._replace(learning_rate=1.0, optimizer_step=99)  # of NaN
+        worker.caches.start_update([refused], [])  # and pulls rows of the next step that have no copies
+        wait_until(lambda: worker.client.num_failed_pushes > 0)
+        assert not worker.client.has_failure  # the call has it
+        with worker.training.quiesce(10.0):
+            assert worker.caches.num_held > 0
+        with pytest.raises(PushRefused):
+            worker.read(job.spec, np.array([1]))
+        with worker.training.quiesce(10.0), job.workers[1].training.quiesce(10.0):
+            assert job.num_held == 0
+        plain = Worker(cluster, 0, 1, [job.spec], Mode())
+        np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
+
+
+def test_stats_are_read_while_a_pull_waits() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "lag", LOOSE, 2, 3)
+        for _ in range(2):
+            job.update(1, job.read(1))
+        second = job.workers[1]
+        assert second.caches is not None
+        num_sent = sum(second.channel.num_sent)
+        with ThreadPoolExecutor(2) as threads:
+            waiting = threads.submit(job.read, 1)
+            try:
+                wait_until(lambda: sum(second.channel.num_sent) > num_sent)
+                assert job.spec.name in threads.submit(second.caches.stats).result(JOIN_S)
+                assert not waiting.done()
+            finally:
+                for _ in range(2):
+                    job.update(0, job.read(0))
+            waiting.result(JOIN_S)
+
+
+@pytest.mark.guarantee("H8")
 @pytest.mark.guarantee("V2")
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_a_save_passes_while_a_worker_waits_for_another(evaluates: bool) -> None:
