@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from fleet_sparse import supervise
 from fleet_sparse.lifeline import TRY_AGAIN
 from fleet_sparse.local_pservers import child_environment
 from fleet_sparse.supervise import RESTARTS_WITHIN_S, Generations, Standby, Supervision
+from support.waits import wait_until
 
 KILLED = -int(signal.SIGKILL)
 END_S = 30.0
@@ -257,13 +257,6 @@ def output_of(supervisor: subprocess.Popen[str]) -> str:
 def line_of(supervisor: subprocess.Popen[str]) -> str:
     assert supervisor.stdout is not None
     return supervisor.stdout.readline().strip()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + END_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def has_ended(pid: int) -> bool:

@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from fleet_sparse.local_pservers import child_environment
 from fleet_sparse.tools.chaos.faults import ON_REQUEST, FaultKind
 from fleet_sparse.tools.chaos.job import NUM_PSERVERS, NUM_WORKERS
 from fleet_sparse.tools.chaos.run import MODES, USUAL_KINDS
+from support.waits import wait_until
 
 _HOUR_S, _WAIT_S = 3600, 120
 _LACKS = ("capability SYS_ADMIN", "no program 'etcd'", "library etcd3gw is missing", "capability SYS_PTRACE")
@@ -63,13 +62,6 @@ def processes_in(directory: Path) -> list[Path]:
             if Path(os.readlink(process / "cwd")).is_relative_to(directory):
                 found.append(process)
     return found
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

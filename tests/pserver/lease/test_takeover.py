@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Op
 from support.pservers import RemotePserver, RemoteShard
 from support.shards import CLUSTER, SGD, FrameClient, floats, ids_of, pull, push
+from support.waits import wait_until
 
 LEASE_S = "5"
 READY_S = 60.0
@@ -37,13 +37,6 @@ def started(directory: Path, name: str, *arguments: str, **variables: str) -> It
         yield pserver
     finally:
         pserver.kill()
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + READY_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def client_of(remote: RemotePserver) -> FrameClient[RemoteShard]:

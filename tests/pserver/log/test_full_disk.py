@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,11 @@ from fleet_sparse.wire.frame_format import Block, Op
 from support.logs import StraightClient, close, logged_shard
 from support.shards import SGD, FrameClient, code_of, floats, ids_of, push
 from support.steps import Worker, join
+from support.waits import wait_until
 
 SEGMENT_BYTES = 4096
 
 pytestmark = pytest.mark.guarantee("W6")
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def writer_of(shard: Shard) -> LogWriter:

@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from fleet_sparse.pserver.log.log_format import (
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.log.log_writer import LogWriter
 from support.logs import IDENTITY, small_writer
+from support.waits import wait_until
 
 
 def bodies(directory: Path, first_lsn: int | None = None) -> list[bytes]:
@@ -267,13 +267,6 @@ def test_a_writer_cannot_continue_a_log_of_a_later_one(tmp_path: Path) -> None:
     append(later, b"four")
     later.close()
     assert bodies(tmp_path) == [b"one", b"two", b"three", b"four"]
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def without_room(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:

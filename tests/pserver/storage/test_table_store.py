@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import mmap
 import threading
-import time
 import weakref
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from fleet_sparse.pserver.storage.table_store import MAX_BLOCK_DIM, TableStore
 from fleet_sparse.pserver.storage.virtual_memory import HUGE_PAGE_BYTES
 from fleet_sparse.snapshot.rows import Rows
 from support.cow_views import all_rows, everything
+from support.waits import wait_until
 
 EXTREMES = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 2, 2**63 - 1]
 DIMS = [1, 3, MAX_BLOCK_DIM, MAX_BLOCK_DIM + 1]
@@ -382,14 +382,6 @@ def resident_in(memory):
         for addresses, num_bytes in mappings().items()
         if any(addresses.start < each.stop and each.start < addresses.stop for each in memory)
     )
-
-
-def wait_until(is_so):
-    """Waits until threads that back memory have done so; fails after 10 s."""
-    deadline = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("huge_pages", [False, True])

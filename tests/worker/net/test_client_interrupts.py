@@ -25,6 +25,7 @@ from support.client_calls import pulled, push, shard_with, unique_of
 from support.forks import in_child
 from support.in_process import QUICK, InProcessCluster
 from support.streams import StreamServer
+from support.waits import wait_until
 
 pytestmark = pytest.mark.usefixtures("default_handler")
 
@@ -34,13 +35,6 @@ Quick = Callable[..., Settings]
 def interrupt() -> None:
     """Ctrl-C: to the main thread, as the kernel does when it can."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    latest = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < latest
-        time.sleep(0.001)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -26,6 +25,7 @@ from support.cow_views import all_rows
 from support.in_process import InProcessCluster
 from support.saves import store_of
 from support.threads import in_threads
+from support.waits import wait_until
 
 SPEC = TableSpec(name="held", dim=2, rule="adagrad", initializer=constant(0.0))
 BOUND = RowBound(lag=1000, share=None)
@@ -116,13 +116,6 @@ def train(workers: list[Worker], num_steps: int, ids: NDArray[np.int64]) -> None
     for _ in range(num_steps):
         for worker in workers:
             worker.step(ids)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    latest = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < latest
-        time.sleep(0.001)
 
 
 def meet(workers: list[Worker]) -> None:

@@ -37,6 +37,7 @@ from support.connections import client_over
 from support.in_process import QUICK, InProcessCluster
 from support.successive import Batch, SuccessiveLookups
 from support.threads import in_threads
+from support.waits import wait_until
 
 DIM = 3
 ONE = TableSpec(name="ahead.one", dim=DIM, rule="adagrad", initializer=uniform(-1.0, 1.0), seed=3)
@@ -127,13 +128,6 @@ class Worker:
             return message
 
         self.channel.send, self.channel.receive = watched_send, watched_receive
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    latest = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < latest
-        time.sleep(0.001)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -47,6 +46,7 @@ from support.in_process import QUICK, EmbeddedCluster, InProcessCluster
 from support.saves import store_of
 from support.successive import SuccessiveLookups
 from support.threads import JOIN_S, in_threads
+from support.waits import wait_until
 
 EVERYTHING = EVERY_ID
 LOOSE = RowBound(lag=30)
@@ -1020,13 +1020,6 @@ class ClearedMeanwhile:
     def wait(self) -> Any:
         self._caches.clear()
         return self._call.wait()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    latest = time.monotonic() + JOIN_S
-    while not is_so():
-        assert time.monotonic() < latest
-        time.sleep(0.001)
 
 
 def quiesce(worker: Worker) -> None:
