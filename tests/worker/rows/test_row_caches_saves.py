@@ -1,0 +1,296 @@
+"""Row caches at evaluations, saves, barriers, loads and shrinks, while workers wait for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleet_sparse.core.criteria import Criterion
+from fleet_sparse.core.initializer import constant
+from fleet_sparse.core.mode import Mode
+from fleet_sparse.core.row_bound import RowBound
+from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import PushRefused
+from fleet_sparse.worker.rows.row_caches import RowCaches
+from support.caching_workers import KINDS, LOOSE, CountingJob, Worker, cluster_of
+from support.counted_updates import EVERY_ID, NUM_IDS
+from support.cow_views import all_rows
+from support.saves import store_of
+from support.threads import JOIN_S, in_threads
+from support.waits import wait_until
+
+
+@pytest.mark.guarantee("H10")
+def test_an_evaluation_changes_no_cache() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(20):
+            job.step()
+        worker = job.workers[0]
+        assert worker.caches is not None
+        before = worker.caches.stats()
+        rows = worker.evaluate(job.spec)
+        assert worker.caches.stats() == before
+        np.testing.assert_array_equal(rows[:, 0], job.num_made[:, 0])
+
+
+@pytest.mark.guarantee("H8")
+def test_an_async_save_has_what_was_held() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(20):
+            job.step()
+        assert job.num_held > 0
+        with job.workers[0].training.quiesce(10.0), job.workers[1].training.quiesce(10.0):
+            assert job.num_held == 0
+        plain = Worker(cluster, 0, 1, [job.spec], Mode())
+        np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H8")
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_a_save_has_what_is_held_after_a_failed_push(is_embedded: bool) -> None:
+    with cluster_of(2, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(20):
+            job.step()
+        worker = job.workers[0]
+        assert worker.caches is not None
+        assert worker.caches.prepare_flush()
+        refused = worker.batch(job.spec, np.array([1]))._replace(learning_rate=1.0, optimizer_step=99)  # of NaN
+        worker.client.start_update([refused], [])
+        wait_until(lambda: worker.client.has_failure)
+        assert not worker.caches.prepare_flush()
+        with pytest.raises(PushRefused):
+            worker.client.flush()
+        with worker.training.quiesce(10.0), job.workers[1].training.quiesce(10.0):
+            assert job.num_held == 0
+        plain = Worker(cluster, 0, 1, [job.spec], Mode())
+        np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H8")
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_a_save_leaves_the_error_of_a_push_made_ahead(is_embedded: bool) -> None:
+    uncached = TableSpec(name="uncached", dim=1, rule="sgd", initializer=constant(0.0))
+    with cluster_of(2, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3, looks_ahead=True, max_rows=NUM_IDS // 2)
+        for number, shard in enumerate(cluster.shards):
+            cluster.run(number, partial(shard.add_table, uncached))
+        for _ in range(20):
+            job.step()
+        worker = job.workers[0]
+        assert worker.caches is not None
+        job.read(0, {job.spec.name: EVERY_ID.tolist()})
+        refused = worker.batch(uncached, np.array([1]))._replace(learning_rate=1.0, optimizer_step=99)  # of NaN
+        worker.caches.start_update([refused], [])  # and pulls rows of the next step that have no copies
+        wait_until(lambda: worker.client.num_failed_pushes > 0)
+        assert not worker.client.has_failure  # the call has it
+        with worker.training.quiesce(10.0):
+            assert worker.caches.num_held > 0
+        with pytest.raises(PushRefused):
+            worker.read(job.spec, np.array([1]))
+        with worker.training.quiesce(10.0), job.workers[1].training.quiesce(10.0):
+            assert job.num_held == 0
+        plain = Worker(cluster, 0, 1, [job.spec], Mode())
+        np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H8")
+@pytest.mark.guarantee("V2")
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_save_passes_while_a_worker_waits_for_another(evaluates: bool) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "lag", LOOSE, 2, 3)
+        first, second = job.workers
+        for _ in range(4):
+            job.step()
+        for _ in range(2):
+            job.update(1, job.read(1))
+        channel, num_sent = second.channel, sum(second.channel.num_sent)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(partial(second.evaluate, job.spec) if evaluates else partial(job.read, 1))
+            try:
+                wait_until(lambda: sum(channel.num_sent) > num_sent)
+                num_held = job.num_held
+                in_threads(partial(quiesce, first), partial(quiesce, second))
+                assert num_held > job.num_held == 0
+            finally:
+                for _ in range(2):
+                    job.update(0, job.read(0))
+            read = waiting.result(JOIN_S)
+            if evaluates:
+                np.testing.assert_array_equal(read[:, 1], job.num_made[:, 1])
+            else:
+                job.update(1, read)
+        job.meet()
+        np.testing.assert_array_equal(first.evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H3")
+def test_rows_that_came_ahead_are_dropped_after_a_save() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "lag", LOOSE, 2, 3, looks_ahead=True)
+        for _ in range(6):
+            job.step()
+        caches = job.workers[1].caches
+        assert caches is not None
+        assert caches._ahead is not None
+        assert job.num_held > 0
+        call: Any = SavedMeanwhile(caches._ahead.call, job.workers[1])
+        caches._ahead = caches._ahead._replace(call=call)
+        for _ in range(2):
+            job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H1")
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_came_ahead_are_dropped_at_a_barrier(kind: str) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, kind, RowBound(lag=6), 2, 3, looks_ahead=True, max_held=0)
+        job.in_steps(6)
+        first, second = job.workers
+        assert first.caches is not None
+        assert first.caches._ahead is not None
+
+        def train_on() -> None:
+            for _ in range(20):
+                job.update(1, job.read(1))
+            second.training.drain(leaves=True)
+
+        in_threads(partial(first.training.drain, leaves=True), train_on)
+        job.in_steps(6)
+        job.meet()
+        np.testing.assert_array_equal(first.evaluate(job.spec), job.num_made)
+
+
+class SavedMeanwhile:
+    """A call with an answer, before which a save has what its worker holds."""
+
+    def __init__(self, call: Any, worker: Worker) -> None:
+        self._call, self._worker = call, worker
+
+    def wait(self) -> Any:
+        in_threads(partial(quiesce, self._worker))
+        return self._call.wait()
+
+
+@pytest.mark.guarantee("H3")
+def test_a_pull_is_void_if_copies_change_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "lag", LOOSE, 2, 3)
+        for _ in range(4):
+            job.step()
+        worker = job.workers[1]
+        caches, start_pull = worker.caches, worker.client.start_pull
+        assert caches is not None
+        batch = worker.batch(job.spec, EVERY_ID)
+        with monkeypatch.context() as patch:
+            changed = partial(ClearedMeanwhile, caches, start_pull)
+            patch.setattr(worker.client, "start_pull", changed)
+            assert not caches.pull([batch], step=5)
+        assert caches.pull([batch], step=5)
+
+
+class ClearedMeanwhile:
+    """A call with an answer, before which the rows of the tables were replaced."""
+
+    def __init__(self, caches: RowCaches, start: Callable[..., Any], *arguments: Any, **more: Any) -> None:
+        self._call, self._caches = start(*arguments, **more), caches
+
+    def wait(self) -> Any:
+        self._caches.clear()
+        return self._call.wait()
+
+
+def quiesce(worker: Worker) -> None:
+    """As at the cut of a save."""
+    with worker.training.quiesce(10.0):
+        pass
+
+
+@pytest.mark.guarantee("H9")
+def test_a_dead_worker_loses_only_what_it_held() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(25):
+            job.step()
+        survivor, dead = job.workers
+        held = dead.evaluate(job.spec)[:, 1] - survivor.evaluate(job.spec)[:, 1]
+        assert held.any()
+        dead.client.abandon()
+        found = survivor.evaluate(job.spec)
+        np.testing.assert_array_equal(found[:, 0], job.num_made[:, 0])
+        np.testing.assert_array_equal(found[:, 1], job.num_made[:, 1] - held)
+
+
+@pytest.mark.guarantee("H11")
+def test_tables_that_were_replaced_empty_the_caches() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        for _ in range(10):
+            job.step()
+        job.meet()
+        for worker in job.workers:
+            worker.training.note_states([], are_replaced=True)
+            assert worker.caches is not None
+            assert [each.rows for each in worker.caches.stats().values()] == [0]
+
+
+@pytest.mark.guarantee("H11")
+@pytest.mark.parametrize("looks_ahead", [False, True])
+@pytest.mark.parametrize("bound", [RowBound(lag=60, share=0.25), RowBound(lag=60), RowBound(lag=8, share=0.5)], ids=str)
+def test_rows_made_after_a_shrink_lack_at_most_the_bound(bound: RowBound, looks_ahead: bool) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", bound, 2, 5, looks_ahead=looks_ahead)
+        for number in range(6):
+            for _ in range(10 + 8 * number):
+                job.step()
+            job.meet()
+            shard = cluster.shards[number % 2]
+            removed = all_rows(store_of(shard, job.spec)).ids
+            assert len(removed)
+            cluster.run(number % 2, partial(shard.shrink, [Criterion("min_norm", 1e9)]))
+            job.num_made[removed] = 0
+        for _ in range(40):
+            job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H11")
+@pytest.mark.parametrize("saves", [False, True])
+def test_rows_removed_while_a_worker_waits_are_read_anew(monkeypatch: pytest.MonkeyPatch, saves: bool) -> None:
+    with cluster_of(2) as cluster:
+        bound = RowBound(lag=3)  # no copy is leased
+        job = CountingJob(cluster, "lag", bound, 2, 3, max_held=None if saves else 0)
+        batches = iter([EVERY_ID, EVERY_ID[NUM_IDS // 2 :]])
+        monkeypatch.setattr(job.updates, "batch", lambda: next(batches, EVERY_ID))
+        for _ in range(2):
+            job.update(1, job.read(1))
+        channel = job.workers[1].channel
+        num_sent = sum(channel.num_sent)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(job.read, 1)
+            try:
+                wait_until(lambda: sum(channel.num_sent) > num_sent)
+                if saves:
+                    in_threads(*(partial(quiesce, worker) for worker in job.workers))
+                assert job.num_held == 0
+                # The first update of a row that is made anew gives it the clock that copies of the removed one have.
+                for number, shard in enumerate(cluster.shards):
+                    cluster.run(number, partial(shard.shrink, [Criterion("min_norm", 1e9)]))
+                job.num_made[:] = 0
+            finally:
+                for _ in range(2):
+                    job.update(0, job.read(0))
+            job.update(1, waiting.result(JOIN_S))
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
