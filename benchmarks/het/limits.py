@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -19,8 +21,15 @@ from benchmarks.options import AT_LEAST_1, AT_LEAST_2
 from fleet_sparse.core.row_bound import DEFAULT_SHARE
 from fleet_sparse.models.synthetic import EXPONENT, criteo_sizes
 
-BOUNDS = [(100, DEFAULT_SHARE), *((lag, None) for lag in (2, 20, 50, 100, 400))]
-"""`max_row_lag` and `max_row_lag_share`."""
+
+class Bound(NamedTuple):
+    """What rows may lack: `max_row_lag` and `max_row_lag_share`."""
+
+    lag: int
+    share: float | None
+
+
+BOUNDS = [Bound(100, DEFAULT_SHARE), *(Bound(lag, None) for lag in (2, 20, 50, 100, 400))]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,29 +44,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for heading in ("workers", "examples", "max_row_lag", "share", "rows saved, %", "first reads, %"):
         table.add_column(heading, justify="right", no_wrap=True)
     for num_workers, num_examples in product(options.workers, options.examples):
-        for (lag, share), found in jobs(num_workers, num_examples, options.ids, options.batch):
+        for bound, found in jobs(num_workers, num_examples, options.ids, options.batch).items():
             saved, entered = f"{100 * found.rows_saved:.1f}", f"{100 * found.entered / found.read:.1f}"
-            cells = f"{lag}", "none" if share is None else f"{share:g}", saved, entered
+            cells = f"{bound.lag}", "none" if bound.share is None else f"{bound.share:g}", saved, entered
             table.add_row(f"{num_workers}", f"{num_examples:,}", *cells)
     Console(width=120).print(table)
 
 
-def jobs(
-    num_workers: int, num_examples: int, num_ids: int, batch: int
-) -> list[tuple[tuple[int, float | None], Traffic]]:
-    """Returns each bound and what travels in a job with it."""
+def jobs(num_workers: int, num_examples: int, num_ids: int, batch: int) -> dict[Bound, Traffic]:
+    """Returns what travels in a job of each bound."""
     sizes = criteo_sizes(num_ids)
     num_steps = num_examples // (num_workers * batch)
     traces = [
         draw(sizes, exponent=EXPONENT, batch=batch, num_steps=num_steps, seed=worker) for worker in range(num_workers)
     ]
-    return [
-        (
-            (lag, share),
-            simulated(traces, capacity=int(sizes.sum()), lag=lag, share=share, has_leases=False, first_counted=0),
-        )
-        for lag, share in BOUNDS
-    ]
+    job = partial(simulated, traces, capacity=int(sizes.sum()), has_leases=False, first_counted=0)
+    return {bound: job(lag=bound.lag, share=bound.share) for bound in BOUNDS}
 
 
 if __name__ == "__main__":
