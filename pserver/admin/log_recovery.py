@@ -115,7 +115,8 @@ def start_log(
         settings: Durability, job id and times.
         generation: Generation of the lease of the shard; 0 without a lease for the next one of the log.
         segment_bytes: Length of a segment.
-        on_progress: Called again and again while it reads the log, or waits for room.
+        on_progress: Called again and again while it reads the log, or waits for it or for room; what it raises ends
+            the start.
 
     Returns:
         True if the shard continues from a log.
@@ -128,11 +129,11 @@ def start_log(
     identity = identity_of(shard, settings.job_id)
     where = LocalDirectory(directory.resolve())
     where.make()
-    with locked(directory):
+    with locked(directory, on_progress):
         _set_aside_other(directory, identity)
     where.make()
     where.parent().sync()  # a process may have ended between making and syncing it
-    with locked(directory):
+    with locked(directory, on_progress):
         return _continue_log(shard, directory, identity, settings, generation, segment_bytes, on_progress)
 
 

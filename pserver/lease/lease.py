@@ -59,7 +59,8 @@ class Lease:
         self._coordinator = coordinator
         self._shard = shard
         self._ttl_s = ttl_s
-        self._lock = threading.Lock()  # of changes of `valid_until`
+        self._lock = threading.Lock()  # of changes of `valid_until` and `_error`
+        self._error: LeaseLost | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
@@ -72,10 +73,15 @@ class Lease:
         self.lose()
         return True
 
-    def lose(self) -> None:
-        """Makes the loss final: no renewal that is under way makes the lease valid again."""
+    def lose(self, error: LeaseLost | None = None) -> None:
+        """Makes the loss final: no renewal that is under way makes the lease valid again.
+
+        Args:
+            error: Why it is lost; None if it was not renewed in time.
+        """
         with self._lock:
             self.valid_until = -math.inf
+            self._error = self._error or error
 
     def check(self) -> None:
         """Checks that the lease is valid.
@@ -84,7 +90,7 @@ class Lease:
             LeaseLost: It is not.
         """
         if self.is_lost:
-            raise LeaseLost(
+            raise self._error or LeaseLost(
                 f"{self._shard}: this process could not renew its lease, generation {self.generation}, for "
                 f"{self._ttl_s:g} s (FLEET_SPARSE_LEASE_S): it was suspended, or {VARIABLE} was out of reach. Another "
                 "pserver may answer for the shard now; this one answers nothing"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,32 +14,48 @@ from fleet_sparse.errors import LeaseLost, LogCorrupt
 from .log_format import HEADER_BYTES, SegmentHeader, is_segment
 
 _LOCK = "LOCK"
+_RETRY_S = 0.01
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path, on_wait: Callable[[], object]) -> Iterator[None]:
     """Keeps other processes, and other threads of this one, from changing the files of a log, without those of appends.
+
+    Args:
+        directory: Directory of the log of one shard.
+        on_wait: Called again and again while another one keeps this one from it; what it raises ends the wait.
 
     Raises:
         OSError: The system refuses.
     """
     descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while not _is_locked(descriptor):
+            on_wait()
+            time.sleep(_RETRY_S)
         yield
     finally:
         os.close(descriptor)
 
 
+def _is_locked(descriptor: int) -> bool:
+    """Locks a file, unless another one has; returns whether this one has now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextmanager
-def exclusive(directory: Path, generation: int) -> Iterator[None]:
+def exclusive(directory: Path, generation: int, on_wait: Callable[[], object]) -> Iterator[None]:
     """Keeps others from changing the files of a log, as `locked`, for the process with the newest lease.
 
     Raises:
         LeaseLost: A process with a larger generation has begun to write the log.
         OSError: The system refuses.
     """
-    with locked(directory):
+    with locked(directory, on_wait):
         if generation < (newest := newest_generation(directory)):
             raise lease_lost(directory, newest, generation)
         yield

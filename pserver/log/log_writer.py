@@ -77,6 +77,9 @@ class LogWriter:
         fault: Why the disk refused what was written; None if it did not. Nothing is appended any more, and `close` cuts
             off what is not known to be durable.
         on_change: Called, by any thread, when `durable_lsn` has grown, there is room again, or there is a fault.
+        check_lease: Called, by any thread, while another process keeps this one from changing the files; raises
+            LeaseLost if that one may have taken its place.
+        on_lease_lost: Called, by any thread, with the LeaseLost of `exclusive` before that is raised.
 
     Raises:
         LogFull: The first segment cannot be allocated, nor a small one for a log that continues.
@@ -101,6 +104,8 @@ class LogWriter:
         self.full_since: float | None = None
         self.fault: LogFailed | None = None
         self.on_change: Callable[[], None] = _ignore
+        self.check_lease: Callable[[], object] = _ignore
+        self.on_lease_lost: Callable[[LeaseLost], object] = _ignore
         self._identity = identity
         self._generation = generation
         self._newest_checksum = newest_checksum
@@ -245,10 +250,14 @@ class LogWriter:
         """Keeps other processes from changing the files of the log. Call it for no longer than that takes.
 
         Raises:
-            LeaseLost: A process with a larger generation has begun to write the log.
+            LeaseLost: A process with a larger generation has begun to write the log, or as `check_lease`.
         """
-        with exclusive(self.directory, self._generation):
-            yield
+        try:
+            with exclusive(self.directory, self._generation, self.check_lease):
+                yield
+        except LeaseLost as error:
+            self.on_lease_lost(error)
+            raise
 
     def _begin_at_start(self) -> None:
         try:
@@ -302,12 +311,13 @@ class LogWriter:
             self.durable_lsn, self._valid_end = lsn, end
         self.on_change()
 
-    def _fail(self, error: OSError, valid_end: int) -> LogFailed:
+    def _fail(self, error: Exception, valid_end: int) -> LogFailed:
         """Accepts no record any more, and returns why; the segment counts up to `valid_end`."""
         with self._lock:
             self._valid_end = valid_end if self.fault is None else min(valid_end, self._valid_end)
+            what = str(error) or type(error).__name__
             self.fault = LogFailed(
-                f"log {str(self.directory)!r}: the disk refused to write what was appended ({error}). This pserver "
+                f"log {str(self.directory)!r}: the disk refused to write what was appended ({what}). This pserver "
                 "answers nothing any more and ends. Look after the disk, or set FLEET_SPARSE_LOG to another one"
             )
             self.fault.__cause__ = error
@@ -349,6 +359,15 @@ class LogWriter:
 
     def _run(self) -> None:
         """Allocates the next segment and syncs, until `close` or a fault."""
+        try:
+            self._allocate_and_sync()
+        except LogFailed as error:
+            _log.error("%s", error)
+        except Exception as error:
+            _log.exception("%s: the thread of the log died", self.directory)
+            self._fail(error, self._valid_end)  # nothing else would sync, and release replies
+
+    def _allocate_and_sync(self) -> None:
         sync_at = time.monotonic() + self._sync_s
         while True:
             self._close_ended()
@@ -363,11 +382,7 @@ class LogWriter:
                 is_due = self._is_sync_wanted or time.monotonic() >= sync_at
                 self._is_sync_wanted = False
             if is_due:
-                try:
-                    self.sync()
-                except LogFailed as error:
-                    _log.error("%s", error)
-                    return
+                self.sync()
                 sync_at = time.monotonic() + self._sync_s
 
     def _allocate_ahead(self, needed_bytes: int) -> None:
@@ -419,5 +434,5 @@ def _write(file: int, parts: Sequence[Buffer], offset: int) -> None:
                 some[0] = memoryview(some[0])[num_written:]
 
 
-def _ignore() -> None:
-    """Nobody waits for a change."""
+def _ignore(*arguments: object) -> None:
+    """Nobody has to know."""

@@ -13,36 +13,7 @@ from fleet_sparse.errors import LeaseLost, SettingError
 from fleet_sparse.pserver.lease.choice import open_coordinator
 from fleet_sparse.pserver.lease.coordinator import Holder
 from fleet_sparse.pserver.lease.lease import take_lease
-
-
-class FakeCoordinator:
-    """Answers as it is told; a renewal waits for `may_renew`."""
-
-    def __init__(self) -> None:
-        self.holder: Holder | None = None
-        self.answer: bool | Exception = True
-        self.may_renew, self.renews = threading.Event(), threading.Event()
-        self.may_renew.set()
-        self.ended: list[str] = []
-
-    def lease(self, shard: str, ttl_s: float, *, after: int = 0) -> int | Holder:
-        return after + 1 if self.holder is None else self.holder
-
-    def renew(self, shard: str) -> bool:
-        self.renews.set()
-        self.may_renew.wait()
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    def watch(self, shard: str, timeout_s: float) -> None:
-        pass
-
-    def release(self, shard: str) -> None:
-        self.ended.append("released")
-
-    def close(self) -> None:
-        self.ended.append("closed")
+from support.fake_coordinator import FakeCoordinator
 
 
 @pytest.mark.parametrize("answer", [False, OSError("no answer"), ValueError("a library's fault")])
@@ -79,6 +50,14 @@ def test_a_lease_ends_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) 
     clock_gettime = time.clock_gettime
     monkeypatch.setattr("time.clock_gettime", lambda clock: clock_gettime(clock) + clocks[clock])
     assert lease.is_lost
+    lease.release()
+
+
+def test_a_lost_lease_says_why() -> None:
+    lease = take_lease(FakeCoordinator(), "a", 3600.0, job="")
+    lease.lose(LeaseLost("a reason"))
+    with pytest.raises(LeaseLost, match="a reason"):
+        lease.check()
     lease.release()
 
 

@@ -14,6 +14,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from fleet_sparse.errors import LeaseLost, LogCorrupt, LogFailed, LogFull
+from fleet_sparse.pserver.log.log_directory import locked
 from fleet_sparse.pserver.log.log_format import (
     HEADER_BYTES,
     VERSION,
@@ -25,6 +26,7 @@ from fleet_sparse.pserver.log.log_format import (
 )
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.log.log_writer import LogWriter
+from fleet_sparse.pserver.log.segment_ahead import SegmentAhead
 from support.logs import IDENTITY, small_writer
 from support.waits import wait_until
 
@@ -267,6 +269,45 @@ def test_a_writer_cannot_continue_a_log_of_a_later_one(tmp_path: Path) -> None:
     append(later, b"four")
     later.close()
     assert bodies(tmp_path) == [b"one", b"two", b"three", b"four"]
+
+
+@pytest.mark.guarantee("W11")
+def test_a_writer_says_that_it_has_lost_its_lease(tmp_path: Path) -> None:
+    former = small_writer(tmp_path, generation=1)
+    lost: list[LeaseLost] = []
+    former.on_lease_lost = lost.append
+    later = small_writer(tmp_path, generation=2)
+    with pytest.raises(LeaseLost) as raised:
+        former.begin_segment()
+    assert lost == [raised.value]
+    for writer in (former, later):
+        writer.close()
+
+
+def test_a_wait_for_the_files_of_a_log_ends_with_the_lease(tmp_path: Path) -> None:
+    def check() -> None:
+        raise LeaseLost("a reason")
+
+    writer = small_writer(tmp_path)
+    writer.check_lease = check
+    with locked(tmp_path, check), pytest.raises(LeaseLost, match="a reason"):
+        writer.begin_segment()
+    writer.begin_segment()
+    writer.close()
+
+
+def test_nothing_follows_once_the_thread_of_a_log_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise MemoryError
+
+    writer = small_writer(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentAhead, "allocate", refuse)
+        writer.request_sync()
+        wait_until(lambda: writer.fault is not None)
+    with pytest.raises(LogFailed, match="MemoryError"):
+        append(writer, b"one")
+    writer.close()
 
 
 def without_room(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:

@@ -1,0 +1,37 @@
+"""A coordinator in this process, which answers as a test tells it."""
+
+from __future__ import annotations
+
+import threading
+
+from fleet_sparse.pserver.lease.coordinator import Holder
+
+
+class FakeCoordinator:
+    """Answers as it is told; a renewal waits for `may_renew`."""
+
+    def __init__(self) -> None:
+        self.holder: Holder | None = None
+        self.answer: bool | Exception = True
+        self.may_renew, self.renews = threading.Event(), threading.Event()
+        self.may_renew.set()
+        self.ended: list[str] = []
+
+    def lease(self, shard: str, ttl_s: float, *, after: int = 0) -> int | Holder:
+        return after + 1 if self.holder is None else self.holder
+
+    def renew(self, shard: str) -> bool:
+        self.renews.set()
+        self.may_renew.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def watch(self, shard: str, timeout_s: float) -> None:
+        pass
+
+    def release(self, shard: str) -> None:
+        self.ended.append("released")
+
+    def close(self) -> None:
+        self.ended.append("closed")
