@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import xxhash
 import zmq
@@ -32,11 +32,11 @@ from fleet_sparse.errors import (
     LogFailed,
     SettingError,
     SnapshotCorrupt,
-    SnapshotError,
 )
 from fleet_sparse.lifeline import Lifeline
 from fleet_sparse.net_addresses import Address, ip_address_of, is_local
 from fleet_sparse.settings import LOGGED, Settings
+from fleet_sparse.snapshot.directory import MANIFEST
 from fleet_sparse.snapshot.store import SnapshotStore, is_snapshot, served_chain
 from fleet_sparse.warm_up import warm_up, without_linear_algebra
 
@@ -125,8 +125,7 @@ def serve(options: Options, settings: Settings) -> None:
     Raises:
         SettingError: An option contradicts another one, or an address cannot or may not be bound.
         SnapshotError: The snapshot to start from cannot be read.
-        LeaseLost: Another pserver may answer for the shard.
-        LogFailed: As `DataPlane.run`.
+        LeaseLost, LogFailed: As `DataPlane.run`.
     """
     _allow_files()
     signal.signal(signal.SIGTERM, _exit)  # until there are requests to finish
@@ -148,15 +147,7 @@ def serve(options: Options, settings: Settings) -> None:
     with ExitStack() as stack:
         with nullcontext() if settings.rules else without_linear_algebra():  # rules of the user may have linear algebra
             warm_up(trains=False, on_progress=options.note_progress)
-        lease: Lease | None = None
-        if not options.is_read_only:
-            lease = _patiently(partial(lease_of, options, settings), options, settings)
-        if lease is not None:
-            stack.callback(lease.release)
-        data_plane = _start(options, settings, chosen, credentials, lease, stack)
-        data_plane.run()
-        if lease is not None:
-            lease.check()
+        _start(options, settings, chosen, credentials, stack).run()
         if options.lifeline is not None:
             options.lifeline.report_ending()
     _log.info("shard %d stopped", options.shard)
@@ -167,20 +158,19 @@ def _start(
     settings: Settings,
     chosen: Endpoints,
     credentials: Credentials,
-    lease: Lease | None,
     stack: ExitStack,
 ) -> DataPlane:
     """Starts everything but the loop of the data plane, which is returned; `stack` stops it."""
     started_at = time.monotonic()
     shard: Shard | ReadOnlyShard
     loaded: Loaded | None = None
+    lease: Lease | None = None
     if options.is_read_only:
         shard = make_read_only_shard(options, settings)
     else:
-        options = dataclasses.replace(options, recover=newest_of(options, settings))
-        if options.lifeline is not None and options.recover is not None:
-            _note_snapshot(options.lifeline, options.recover)
-        shard, loaded = _patiently(partial(make_shard, options, settings, lease), options, settings)
+        options, lease, shard, loaded = _patiently(partial(take_shard, options, settings), options, settings)
+    if lease is not None:
+        stack.callback(lease.release)
     stack.callback(shard.close)
     if isinstance(shard, Shard) and shard.log is not None:
         stack.callback(close_log, shard.log)
@@ -257,6 +247,34 @@ def _start(
     return data_plane
 
 
+class Taken(NamedTuple):
+    """A shard for which this process may answer."""
+
+    options: Options
+    """With the snapshot from which it continues."""
+    lease: Lease | None
+    shard: Shard
+    loaded: Loaded | None
+
+
+def take_shard(options: Options, settings: Settings) -> Taken:
+    """Takes the lease of a shard, and makes the shard. Each attempt has a lease, and so a generation, of its own.
+
+    Raises:
+        FleetSparseError: As `lease_of`, `newest_of` and `make_shard`.
+    """
+    lease = lease_of(options, settings)
+    try:
+        options = dataclasses.replace(options, recover=newest_of(options, settings))
+        if options.lifeline is not None and options.recover is not None:
+            _note_snapshot(options.lifeline, options.recover)
+        return Taken(options, lease, *make_shard(options, settings, lease))
+    except BaseException:
+        if lease is not None:
+            lease.release()
+        raise
+
+
 def _note_written(lifeline: Lifeline, snapshot: str, save_id: str) -> None:
     """Makes the next process continue from a snapshot if this save has made it complete until then."""
     lifeline.set_next("--written-by", save_id)
@@ -273,14 +291,19 @@ def newest_of(options: Options, settings: Settings) -> str | None:
     """Returns the newest snapshot of the job, as of `Options.recover`.
 
     It may be one that became complete after the former pserver had written its file and before it heard of that.
+
+    Raises:
+        SnapshotError: The snapshot cannot be looked at.
     """
     if options.written in (None, options.recover):
         return options.recover
     assert options.written is not None, "checked above"
     source = resolve_under(settings.root, options.written)
+    if MANIFEST not in source.names():  # the save was given up
+        return options.recover
     try:
         manifest = SnapshotStore(source.parent()).manifest(source.name)
-    except SnapshotError:  # the save was given up
+    except SnapshotCorrupt:  # whoever wrote the manifest crashed before it was complete
         return options.recover
     return options.written if manifest.save_id == options.written_by else options.recover
 
@@ -425,7 +448,10 @@ def make_shard(options: Options, settings: Settings, lease: Lease | None = None)
         max_reply_bytes=settings.max_frame_bytes,
     )
     try:
-        return shard, _fill(shard, options, settings, lease)
+        loaded = _fill(shard, options, settings, lease)
+        if lease is not None and shard.log is not None:
+            shard.log.writer.check_lease, shard.log.writer.on_lease_lost = lease.check, lease.lose
+        return shard, loaded
     except BaseException:
         if shard.log is not None:
             shard.log.writer.close()
@@ -440,7 +466,8 @@ def _fill(shard: Shard, options: Options, settings: Settings, lease: Lease | Non
         generation = 0 if lease is None else lease.generation
         try:
             directory = log_directory(of_log, options.shard, options.num_shards)
-            continues = start_log(shard, directory, of_log, generation=generation, on_progress=options.note_progress)
+            on_progress = options.note_progress if lease is None else partial(_go_on, options, lease)
+            continues = start_log(shard, directory, of_log, generation=generation, on_progress=on_progress)
         except OSError as error:
             raise _refused_log(settings, error) from error
         if continues:
@@ -470,6 +497,12 @@ def _fill(shard: Shard, options: Options, settings: Settings, lease: Lease | Non
         time.monotonic() - started_at,
     )
     return loaded
+
+
+def _go_on(options: Options, lease: Lease) -> None:
+    """Tells the supervisor that the start goes on, unless another pserver may have taken the place of this one."""
+    lease.check()
+    options.note_progress()
 
 
 def make_read_only_shard(options: Options, settings: Settings) -> ReadOnlyShard:

@@ -171,6 +171,7 @@ class DataPlane:
         """Answers requests and runs tasks until `stop`, then closes.
 
         Raises:
+            LeaseLost: Another pserver may answer for the shard.
             LogFailed: The log of the shard cannot be written. What it did not keep was not answered.
         """
         poll = self._poll if self._streams is None or self._socket is not None else self._streams.poll
@@ -193,6 +194,8 @@ class DataPlane:
             self.close()
         if self._logged is not None and self._logged.log is not None:
             self._logged.log.writer.check()
+        if self._lease is not None:
+            self._lease.check()
 
     def close(self) -> None:
         """Sends pending replies, for at most a second, and cancels all tasks. Not to be called during `run`."""

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from fleet_sparse.errors import SettingError, SnapshotError
+from fleet_sparse.errors import LeaseLost, SettingError, SnapshotError
 from fleet_sparse.net_addresses import Address
+from fleet_sparse.pserver import server
 from fleet_sparse.pserver.admin.snapshot_writer import Save
-from fleet_sparse.pserver.server import Options, lease_of, make_read_only_shard, make_shard, newest_of
+from fleet_sparse.pserver.lease.lease import take_lease
+from fleet_sparse.pserver.server import Options, lease_of, make_read_only_shard, make_shard, newest_of, take_shard
 from fleet_sparse.settings import Settings
+from fleet_sparse.snapshot.directory import MANIFEST
+from support.fake_coordinator import FakeCoordinator
+from support.logs import close
 from support.saves import save
 from support.shards import SGD, FrameClient, floats, ids_of, push
 from support.shards import make_shard as shard_of
@@ -46,6 +51,21 @@ def test_restarted_pserver_takes_a_completed_snapshot(tmp_path: Path, written_by
 def test_restarted_pserver_takes_no_snapshot_that_is_incomplete(tmp_path: Path) -> None:
     options = Options(0, 1, ADDRESS, (ADDRESS,), written="model/000002-full", written_by="two")
     assert newest_of(options, Settings(root=str(tmp_path))) is None
+
+
+def test_restarted_pserver_takes_no_manifest_that_is_torn(tmp_path: Path) -> None:
+    snapshot = tmp_path / "model" / "000002-full"
+    snapshot.mkdir(parents=True)
+    (snapshot / MANIFEST).write_text("{")
+    options = Options(0, 1, ADDRESS, (ADDRESS,), written="model/000002-full", written_by="two")
+    assert newest_of(options, Settings(root=str(tmp_path))) is None
+
+
+def test_restarted_pserver_needs_to_see_the_newest_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "model").touch()  # where a directory should be
+    options = Options(0, 1, ADDRESS, (ADDRESS,), written="model/000002-full", written_by="two")
+    with pytest.raises(SnapshotError):
+        newest_of(options, Settings(root=str(tmp_path)))
 
 
 class FakeLifeline:
@@ -116,7 +136,40 @@ def test_a_first_checkpoint_that_fails_is_no_log_to_continue(tmp_path: Path, mon
             shard.log.writer.close()
 
 
-def fail(*arguments: Any) -> None:
+def test_each_attempt_of_a_start_has_a_lease_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FrameClient(shard_of(SGD))
+    save([client.shard], tmp_path / "model", save_id="one")
+    options, settings = Options(0, 1, ADDRESS, (ADDRESS,), load_dirname="model"), Settings(root=str(tmp_path), **LOGGED)
+    with monkeypatch.context() as away:
+        away.setattr(server, "load", fail)
+        with pytest.raises(SnapshotError):
+            take_shard(options, settings)
+    _, lease, shard, _ = take_shard(options, settings)
+    assert lease is not None
+    assert lease.generation == 2
+    close(shard)
+    lease.release()
+
+
+@pytest.mark.guarantee("W11")
+def test_a_log_that_another_one_writes_ends_the_lease(tmp_path: Path) -> None:
+    settings = Settings(root=str(tmp_path), **LOGGED)
+    options, shards = Options(0, 1, ADDRESS, (ADDRESS,)), []
+    leases = [take_lease(FakeCoordinator(), "shard", 3600.0, job="a job", after=after) for after in (0, 1)]
+    for lease in leases:  # of two coordinators
+        shards.append(make_shard(options, settings, lease)[0])
+    former, _ = leases
+    assert not former.is_lost
+    with pytest.raises(LeaseLost):
+        shards[0].begin_checkpoint()
+    with pytest.raises(LeaseLost, match="generation 2"):
+        former.check()
+    for shard, lease in zip(shards, leases, strict=True):
+        close(shard)
+        lease.release()
+
+
+def fail(*arguments: Any, **more: Any) -> None:
     raise SnapshotError("the disk is full")
 
 
