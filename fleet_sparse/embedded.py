@@ -7,6 +7,7 @@ Workers and pservers are those of a distributed job, with the same control messa
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
@@ -172,6 +173,8 @@ class _EmbeddedPserver:
         address = Address(LOOPBACK, 0)
         options = Options(index, num_shards, address, (address,) * num_shards, load_dirname, cluster_id=0)
         warm_up()
+        # Its rows end with the script, which nobody starts again in the middle of a job.
+        settings = dataclasses.replace(settings, durability="none")
         shard, loaded = make_shard(options, settings)
         self.shard = SharedShard(shard, deliver)
         self.control = ControlService(

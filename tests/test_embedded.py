@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -93,6 +94,13 @@ def test_stop_before_close_is_no_error(settings: Settings) -> None:
         push(client)
         client.flush()
         control.stop()
+
+
+@pytest.mark.parametrize("durability", ["log", "sync"])
+def test_it_writes_no_log(settings: Settings, durability: str) -> None:
+    with embedded(replace(settings, durability=durability)) as (_, client):
+        push(client)
+    assert os.listdir(settings.root) == []
 
 
 def test_a_snapshot_that_is_not_there_is_named(settings: Settings) -> None:
