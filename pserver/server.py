@@ -128,8 +128,7 @@ def serve(options: Options, settings: Settings) -> None:
         LeaseLost, LogFailed: As `DataPlane.run`.
     """
     _allow_files()
-    signal.signal(signal.SIGTERM, _exit)  # until there are requests to finish
-    signal.signal(signal.SIGINT, _exit)
+    _handle_stops(_exit)  # until there are requests to finish
     if options.lifeline is not None:
         options.lifeline.end_with_supervisor(settings.stall_s)
     chosen = _check(options, settings)
@@ -225,8 +224,7 @@ def _start(
 
     signal.set_wakeup_fd(data_plane.wake_fd, warn_on_full_buffer=False)
     stack.callback(signal.set_wakeup_fd, -1)
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    _handle_stops(stop)
     bound = Address(chosen.control.host, control_plane.port)
     if options.endpoint_file is not None:
         _write_endpoint(options.endpoint_file, bound)
@@ -567,6 +565,13 @@ def _allow_files() -> None:
     """Raises the limit of open files to what the system allows: each connection of a worker is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _handle_stops(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Makes a handler that of the signals to stop, without those that are ignored, as Ctrl-C is in the background."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -222,6 +222,19 @@ def test_signal_ends_it_with_0(start: Start, number: int) -> None:
     assert f"{signal.Signals(number).name}: stopping" in pserver.log.read_text()
 
 
+def test_signal_that_is_ignored_does_not_end_it(start: Start) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a job in the background of a shell
+    try:
+        pserver = start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    pserver.remote.register(SGD)
+    pserver.process.send_signal(signal.SIGINT)
+    pserver.process.send_signal(signal.SIGTERM)
+    assert pserver.wait(END_S) == 0
+    assert "SIGINT" not in pserver.log.read_text()
+
+
 def test_signal_stops_it_during_a_save_and_a_load(start: Start) -> None:
     pserver = start()
     client = FrameClient(pserver.remote.register(SGD))
