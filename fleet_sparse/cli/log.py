@@ -39,6 +39,9 @@ def _summary_of(directory: Path) -> dict[str, Any]:
 
     kinds: Counter[str] = Counter()
     summary: dict[str, Any] = {"log": str(directory), "error": None, "torn_bytes": 0, "writer": None}
+    no_log = f"{directory}: there is no log. Name the directories shard-<i>-of-<n> of a job"
+    if not directory.is_dir():
+        return {**summary, "error": no_log, "records": {}}
     try:
         writer = writer_of(directory)
         summary["writer"] = None if writer is None else writer.process
@@ -52,7 +55,7 @@ def _summary_of(directory: Path) -> dict[str, Any]:
     except (LogCorrupt, SettingError, OSError) as error:
         return {**summary, "error": str(error), "records": dict(kinds)}
     if reader.identity is None:
-        return {**summary, "error": f"{directory}: there is no log"}
+        return {**summary, "error": no_log, "records": {}}
     torn = reader.torn
     return {
         **summary,
@@ -100,8 +103,8 @@ def verify(logs: Logs, as_json: AsJson = False) -> None:
         )
     else:
         for summary in summaries:
-            state = summary["error"] or f"good{_torn_text(summary)}"
-            console.print(f"{summary['log']}: {state}{_writer_text(summary)}", **AS_IS)
+            state = summary["error"] or f"{summary['log']}: good{_torn_text(summary)}"
+            console.print(f"{state}{_writer_text(summary)}", **AS_IS)
     raise typer.Exit(1 if any(summary["error"] for summary in summaries) else 0)
 
 
@@ -147,9 +150,9 @@ def _torn_text(summary: dict[str, Any]) -> str:
 def _text_of(summary: dict[str, Any]) -> str:
     records = ", ".join(f"{number} {kind}" for kind, number in sorted(summary["records"].items())) or "none"
     begin = "no checkpoint" if summary["checkpoint"] is None else f"checkpoint at record {summary['checkpoint']}"
+    step = f"newest step {summary['step']}" if summary["step"] else "steps are not counted"
     return (
-        f"{summary['log']}: shard {summary['shard']} of {summary['num_shards']}, job {summary['job']}, start "
-        f"{summary['generation']}, {begin}, segments: {summary['num_segments']}, records up to "
-        f"{summary['newest_lsn']} with {summary['num_bytes']} bytes{_torn_text(summary)}, newest step "
-        f"{summary['step']}; {records}"
+        f"{summary['log']}: shard {summary['shard']} of {summary['num_shards']}, hash of the job id {summary['job']}, "
+        f"start {summary['generation']}, {begin}, segments: {summary['num_segments']}, records up to "
+        f"{summary['newest_lsn']} with {summary['num_bytes']} bytes{_torn_text(summary)}, {step}; {records}"
     )

@@ -43,10 +43,12 @@ def write_snapshot(logs: Sequence[Path], target: Directory) -> Manifest:
     identities = [_identity_of(path) for path in logs]
     num_shards = identities[0].num_shards
     pservers = {(each.num_shards, each.num_row_shards, each.cluster_id) for each in identities}
-    if len(pservers) > 1 or sorted(each.shard for each in identities) != list(range(num_shards)):
+    if len(pservers) > 1:
+        raise SnapshotError(f"logs: are of {len(pservers)} lists of pservers. Name the logs of one job")
+    if (shards := sorted(each.shard for each in identities)) != list(range(num_shards)):
         raise SnapshotError(
-            f"logs: are of shards {', '.join(f'{each.shard} of {each.num_shards}' for each in identities)}, and of "
-            f"{len(pservers)} lists of pservers; should be one of each shard of one job"
+            f"logs: are of the shards {', '.join(map(str, shards))}, should be one of each shard from 0 to "
+            f"{num_shards - 1}. Name all logs of a job, each once"
         )
     version = version_of(num_shards, identities[0].num_row_shards)
     is_one_job = len({each.job for each in identities}) == 1
@@ -122,7 +124,9 @@ def _loader_position(text: str) -> Any:
 
 
 def _several_jobs(job_ids: Mapping[Path, int]) -> SnapshotError:
-    found = ", ".join(f"{path} of {f'job {job_id:016x}' if job_id else 'none'}" for path, job_id in job_ids.items())
+    found = ", ".join(
+        f"{path} has {f'those of job {job_id:016x}' if job_id else 'none'}" for path, job_id in job_ids.items()
+    )
     return SnapshotError(f"logs: their workers are not of one job: {found}. Name the logs of one job")
 
 
