@@ -71,8 +71,8 @@ def missing_socket(port: int) -> str:
         return ""
     variable = "XDG_RUNTIME_DIR" if os.environ.get("XDG_RUNTIME_DIR") else "TMPDIR, without XDG_RUNTIME_DIR,"
     return (
-        f"there is no {str(path)!r}: the pserver is not up, or runs as another user than {os.getuid()}, or its "
-        f"{variable} is not {_root()!r}. Set the same for all processes of the job"
+        f"there is no {str(path)!r}: the pserver is not up, and its log may say why, or it runs as another user than "
+        f"{os.getuid()}, or its {variable} is not {_root()!r}. Set the same for all processes of the job"
     )
 
 

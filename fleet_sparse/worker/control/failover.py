@@ -149,8 +149,8 @@ def _without_values(registration: Registration, name: str) -> ShardUnavailable:
     endpoint = registration.stream_endpoint or registration.data_endpoint
     return ShardUnavailable(
         f"shard {registration.shard} at {endpoint}: the pserver was started again, and no snapshot of the job has "
-        f"{name!r}, whose values are gone. Start the job again; fleet_sparse.save_every(dirname, seconds=600) saves "
-        "early",
+        f"{name!r}, whose values are gone. Start the job again, with fleet_sparse.save_every(dirname, seconds=60) for "
+        "a first snapshot after a minute",
         shard=registration.shard,
         endpoint=endpoint,
     )
