@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -19,7 +19,7 @@ from .background import Signal, task_of
 from .barriers import Arrival, Contribution
 from .load_rpcs import LoadService
 from .log_appends import LogAppends
-from .membership import Membership
+from .membership import ClientEpoch, Membership
 from .predecessor import Predecessor
 from .shrink_rpcs import ShrinkService
 
@@ -137,6 +137,7 @@ class BarrierService:
             raise
         if name in self._recorded:
             await asyncio.shield(self._recorded[name])
+            self._membership.check_not_ended(f"barrier {name!r}", request.client_id)  # the next job may have begun
 
     async def _wait_until_registered(self, request: messages.BarrierRequest) -> None:
         """Returns when the worker of a barrier has registered, or another process has its place.
@@ -173,23 +174,45 @@ class BarrierService:
         opening = self._membership.take_opening()
         if opening is not None:
             if self._shard.log is not None:
-                self._recorded[opening.name] = task_of(self._record(opening))
+                clients = self._membership.clients_of(opening.passed)
+                self._recorded[opening.name] = task_of(self._record(opening, self._membership.job_id, clients))
             self._wake(request.name)
             if not has_passed:  # it opened another barrier
                 self.wake_all()
         return has_passed
 
-    async def _record(self, opening: BarrierOpening) -> None:
+    async def _record(self, opening: BarrierOpening, job_id: int, clients: Mapping[int, ClientEpoch]) -> None:
         """Returns when the log has the opening of a barrier durably: no worker is answered before.
+
+        Args:
+            opening: The opening.
+            job_id: The job in which it opened.
+            clients: The workers that passed.
 
         Raises:
             LogFull: The log has had no room for `FLEET_SPARSE_FAILOVER_S`, for which pushes wait as well.
         """
-        assert self._shard.log is not None, "checked by the caller"
         if opening.num_bytes > MAX_RECORDED_BYTES:
             opening = msgspec.structs.replace(opening, contributions=())
-        await self._appends.append(partial(self._shard.log.note, opening, encoded_change(opening)))
+        await self._appends.append(partial(self._note, opening, encoded_change(opening), job_id, clients))
         await self._appends.sync()
+
+    def _note(self, opening: BarrierOpening, body: bytes, job_id: int, clients: Mapping[int, ClientEpoch]) -> None:
+        """Appends the opening of a barrier, in the data thread.
+
+        A registration may have found room in the log before it. An opening of the job before is not appended, nor that
+        a worker has passed whose place another process took.
+        """
+        log = self._shard.log
+        assert log is not None, "checked by the caller"
+        if log.control.job_id != job_id:
+            return
+        newest = {index: ClientEpoch(each.client_id, each.client_epoch) for index, each in log.control.workers.items()}
+        replaced = {index for index, client in clients.items() if newest.get(index) != client}
+        if replaced:
+            opening = opening.without(replaced)
+            body = encoded_change(opening)
+        log.note(opening, body)
 
     def _wake(self, name: str) -> None:
         opened = self._opened.pop(name, None)

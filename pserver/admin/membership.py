@@ -51,6 +51,13 @@ class Registrant(NamedTuple):
         return f"worker {self.worker_index}"
 
 
+class ClientEpoch(NamedTuple):
+    """A client that registered as a worker, and its epoch."""
+
+    client_id: bytes
+    client_epoch: int
+
+
 class Joined(NamedTuple):
     """Result of a registration."""
 
@@ -394,6 +401,11 @@ class Membership:
         """Returns the client ids of the registered workers, those that finished included."""
         workers = (*self._workers.values(), *self._finished.values())
         return frozenset(worker.client_id for worker in workers if not worker.why_lost)
+
+    def clients_of(self, workers: Iterable[int]) -> dict[int, ClientEpoch]:
+        """Returns who is registered as each of these workers, or has finished as it."""
+        found = {index: self._workers.get(index) or self._finished[index] for index in workers}
+        return {index: ClientEpoch(each.client_id, each.client_epoch) for index, each in found.items()}
 
     def refuse(self, registrant: Registrant, reason: str) -> None:
         """Makes a worker count as lost until it registers again, because its registration was refused.

@@ -15,7 +15,13 @@ from fleet_sparse.pserver.admin.barriers import LAST_BARRIER
 from fleet_sparse.pserver.admin.log_recovery import write_checkpoint
 from fleet_sparse.pserver.admin.service import Supervised
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.log.control_state import BarrierOpening, ControlState, RegisteredWorker, ReportedProgress
+from fleet_sparse.pserver.log.control_state import (
+    BarrierOpening,
+    ControlChange,
+    ControlState,
+    RegisteredWorker,
+    ReportedProgress,
+)
 from fleet_sparse.pserver.log.log_format import Kind
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.log.shard_log import ShardLog
@@ -147,6 +153,65 @@ async def test_barrier_waits_while_the_log_has_no_room(tmp_path: Path, monkeypat
     await meet(held, barrier(0), barrier(1))
     assert not failures
     assert log.control.openings
+
+
+@pytest.mark.guarantee("W6")
+@in_loop
+async def test_barrier_of_an_ended_job_is_not_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = await registered(tmp_path, Mode(SYNC))
+    waiting = await replaced_at_a_barrier(held, monkeypatch, new(1, mode=Mode(SYNC)))
+    with pytest.raises(WorkerLost):
+        await waiting
+    restarted(held)
+    assert held.shard.log is not None
+    assert not held.shard.log.control.openings
+
+
+@pytest.mark.guarantee("W6")
+@in_loop
+async def test_worker_replaced_at_a_barrier_passes_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = await registered(tmp_path)
+    await (await replaced_at_a_barrier(held, monkeypatch, new(1, job_id=job_id_of(held))))
+    again = restarted(held)
+    await again.start(resuming(0))
+    await again.start(new(1, job_id=job_id_of(held)))
+    calls = [asyncio.ensure_future(again.start(barrier(1, client_id=b"n" * 16)))]
+    await turns()
+    assert not calls[0].done()
+    await asyncio.gather(again.start(barrier(0, sequence=2)), *calls)
+
+
+async def replaced_at_a_barrier(
+    held: HeldControl, monkeypatch: pytest.MonkeyPatch, replacement: messages.RegisterRequest
+) -> asyncio.Future[Any]:
+    """Replaces worker 1 while the log has room for its registration, but not yet for a barrier that has opened.
+
+    Returns the call of worker 0 at the barrier.
+    """
+    log = held.shard.log
+    assert log is not None
+    monkeypatch.setattr("fleet_sparse.pserver.admin.log_appends.RETRY_S", 0.001)
+    note, has_room = log.note, False
+
+    def note_when_there_is_room(change: ControlChange, body: bytes | None = None) -> None:
+        if isinstance(change, BarrierOpening) and not has_room:
+            raise LogFull("full")
+        note(change, body)
+
+    monkeypatch.setattr(log, "note", note_when_there_is_room)
+    attending = asyncio.ensure_future(held.start(attendance(1)))
+    await turns()
+    requests = [barrier(0), barrier(1)]
+    for request in requests:
+        request.once = replacement.job_id == 0
+    calls = [asyncio.ensure_future(held.start(request)) for request in requests]
+    await turns()
+    for call in (attending, calls[1]):
+        call.cancel()
+    await turns()
+    await held.start(replacement)
+    has_room = True
+    return calls[0]
 
 
 def full_times(monkeypatch: pytest.MonkeyPatch, log: ShardLog, method: str, num_times: int) -> list[Exception]:
