@@ -36,7 +36,8 @@ def stats() -> dict[str, Any]:
 
     Returns:
         `pservers`: one dict per pserver with `shard`, `rows`, `tables` (rows by name), `rejected_new_ids` (ids of
-        pushes that got no row, for want of room; an id counts in every push), `resident_bytes`, `requests`;
+        pushes that got no row, for want of room; an id counts in every push), `resident_bytes`, `requests`,
+        `torn_log_bytes` (what a pserver cut off the end of its log when it was started again after a crash);
         `bytes_pulled`, `bytes_pushed`, `rows_pulled`, `rows_pushed`: of this worker since `init_worker`;
         `row_cache`: of this worker's row caches, one dict per table with `rows` and `bytes` of its copies, `held` (rows
         with updates that the pservers do not have), and, counting rows, `reads`, `hits`, `checks` (hits that asked the
@@ -59,6 +60,7 @@ def stats() -> dict[str, Any]:
                 "rejected_new_ids": sum(table.num_rejected_ids for table in reply.tables),
                 "resident_bytes": reply.resident_bytes,
                 "requests": reply.num_requests,
+                "torn_log_bytes": reply.num_torn_bytes,
             }
             for reply in connection.control.stats()
         ],

@@ -476,7 +476,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("shard", "incarnation", "num_requests", "bytes_received", "bytes_sent", "resident_bytes", "tables", "num_pulled_rows", "num_pushed_rows", "serving")
+    __slots__ = ("shard", "incarnation", "num_requests", "bytes_received", "bytes_sent", "resident_bytes", "tables", "num_pulled_rows", "num_pushed_rows", "serving", "num_torn_bytes")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -487,6 +487,7 @@ class StatsReply(_message.Message):
     NUM_PULLED_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_PUSHED_ROWS_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
+    NUM_TORN_BYTES_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     num_requests: int
@@ -497,7 +498,8 @@ class StatsReply(_message.Message):
     num_pulled_rows: int
     num_pushed_rows: int
     serving: Serving
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_requests: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., num_pulled_rows: _Optional[int] = ..., num_pushed_rows: _Optional[int] = ..., serving: _Optional[_Union[Serving, _Mapping]] = ...) -> None: ...
+    num_torn_bytes: int
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_requests: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., num_pulled_rows: _Optional[int] = ..., num_pushed_rows: _Optional[int] = ..., serving: _Optional[_Union[Serving, _Mapping]] = ..., num_torn_bytes: _Optional[int] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ()

@@ -158,7 +158,7 @@ def _continue_log(
     on_progress: Callable[[], object],
 ) -> bool:
     """Fills a shard from its log, and makes it write there; returns whether the log had content."""
-    begun_at, opened, replayed = time.monotonic(), _open(directory), None
+    begun_at, opened, replayed, num_torn_bytes = time.monotonic(), _open(directory), None, 0
     newest = 0 if opened is None else opened.reader.generation
     if 0 < generation <= newest:
         raise lease_lost(directory, newest, generation)
@@ -167,6 +167,7 @@ def _continue_log(
         replayed = _fill(shard, opened, identity, on_progress)
         if opened.reader.torn is not None:
             torn = opened.reader.torn
+            num_torn_bytes = torn.num_bytes
             _log.warning("%s: the last %d bytes, from %d on, are torn: cut off", torn.path, torn.num_bytes, torn.offset)
         opened.reader.cut_off()
         remove_superfluous(directory, opened.checkpoint)
@@ -197,6 +198,7 @@ def _continue_log(
         control=None if replayed is None else replayed.control,
         durable=shard.ledger.watermarks(),
         has_loads=replayed is not None and bool(replayed.loads),
+        num_torn_bytes=num_torn_bytes,
     )
     if opened is None or replayed is None:
         return False

@@ -324,6 +324,7 @@ class ControlService:
             tables=table_messages(shard.states()),
             num_pulled_rows=counters.num_pulled_rows,
             num_pushed_rows=counters.num_pushed_rows,
+            num_torn_bytes=0 if shard.log is None else shard.log.num_torn_bytes,
         )
 
     def _on_data_thread(self, task: Callable[[], _Result]) -> Awaitable[_Result]:

@@ -63,6 +63,7 @@ class ShardLog:
         control: What the control plane continues from; None for a log that begins.
         durable: Newest durable push of each client whose pushes the log continues.
         has_loads: As the attribute, for a log that continues.
+        num_torn_bytes: As the attribute.
 
     Attributes:
         writer: As given.
@@ -70,6 +71,7 @@ class ShardLog:
         control: All changes of the control plane so far.
         is_finished: True if the job has ended in order, so that nothing continues from the log.
         has_loads: True if there is a LOAD behind the newest checkpoint: its rows file takes the room of one.
+        num_torn_bytes: Length of the torn end that was cut off when this process continued the log.
     """
 
     def __init__(
@@ -82,12 +84,14 @@ class ShardLog:
         control: ControlState | None = None,
         durable: Sequence[Watermark] = (),
         has_loads: bool = False,
+        num_torn_bytes: int = 0,
     ) -> None:
         self.writer = writer
         self.is_synced = is_synced
         self.control = ControlState() if control is None else control
         self.is_finished = False
         self.has_loads = has_loads
+        self.num_torn_bytes = num_torn_bytes
         self._tables = tables
         self._failover_s = failover_s
         self._marks: deque[tuple[int, Sequence[Watermark]]] = deque()  # by lsn, of records that are not durable

@@ -31,8 +31,10 @@ from fleet_sparse.pserver.tables import row_limit
 from fleet_sparse.pserver.tables.mutations import DayEnd
 from fleet_sparse.settings import Settings
 from fleet_sparse.tools.chaos.power_cut import last_segment
+from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Op
 from support.admissions import count_filter
+from support.controls import HeldControl
 from support.logs import StraightClient, close, load_into, logged_shard, recovered, state_of
 from support.shards import (
     ADAM,
@@ -690,6 +692,12 @@ def crashed(shard: Shard, *, is_torn: bool) -> Shard:
             file.seek(reader.end)
             file.write(b"FSLR and half of a record")
     return logged_shard(directory, segment_bytes=1024)
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_stats_count_what_was_cut_off_the_log(tmp_path: Path, is_torn: bool) -> None:
+    held = HeldControl(tmp_path, shard=crashed(logged_shard(tmp_path / "log", SGD), is_torn=is_torn))
+    assert (held.call(messages.StatsRequest()).num_torn_bytes > 0) == is_torn
 
 
 @pytest.mark.parametrize("lag", [None, 3])
