@@ -17,8 +17,7 @@ _CLOCK = Column("clock", np.dtype("<u4"))  # in memory only: snapshots have no c
 class RowClocks:
     """Clocks of 32 bits, which begin at 0 and wrap.
 
-    A row that is made anew begins at 0, too, so its clock does not tell how old a copy of the removed row is. Copies
-    are comparable only with clocks of the same `epoch`.
+    A row that is made anew begins at 0, too, so its clock does not tell how old a copy of the removed row is.
 
     Only the thread that owns the store uses them.
 
@@ -29,14 +28,12 @@ class RowClocks:
 
     Attributes:
         max_rows: Number of rows that fit.
-        epoch: How often rows were removed.
     """
 
     def __init__(self, num_rows: int, max_rows: int, *, huge_pages: bool) -> None:
         self._column = ColumnArray(_CLOCK, max_rows, huge_pages=huge_pages)
         self._column.use(num_rows)
         self.max_rows = self._column.max_rows
-        self.epoch = 0
 
     @property
     def memory(self) -> ReservedMemory:
@@ -58,8 +55,7 @@ class RowClocks:
         self._column.fill(num_before, num_rows)
 
     def remove(self, num_left: int, targets: NDArray[np.int64]) -> None:
-        """Moves clocks with their rows, as `kernels_bitmap.plan_moves` planned, and begins another epoch."""
-        self.epoch += 1
+        """Moves clocks with their rows, as `kernels_bitmap.plan_moves` planned."""
         self._column.remove(num_left, targets)
 
     def close(self) -> None:

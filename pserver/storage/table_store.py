@@ -88,6 +88,7 @@ class TableStore:
         self._closed = False
         self._capture: CowView | None = None
         self._clocks: RowClocks | None = None
+        self._num_removals = 0
         self._bound: RowBound | None = None
         self._max_pre_image_bytes = max_pre_image_bytes
         self._huge_pages = huge_pages
@@ -307,8 +308,8 @@ class TableStore:
 
     @property
     def clock_epoch(self) -> int:
-        """How often rows were removed since the clocks were made: a clock tells nothing of rows in another epoch."""
-        return 0 if self._clocks is None else self._clocks.epoch
+        """How often rows were removed: a clock tells nothing of rows in another epoch, nor does a copy without one."""
+        return self._num_removals
 
     def drop_clocks(self) -> None:
         """Frees the clocks of the rows, if there are some."""
@@ -829,6 +830,7 @@ class TableStore:
         first = self.num_rows - num_removed
         plan_moves(removed, first, targets)
         ids = self._index.remove(removed, targets)
+        self._num_removals += 1
         self._metadata.note_removal(ids if noted else None, targets)
         move_rows(self._rows, self._row_stride, first, targets)
         if self._state_memory is not self._row_memory:

@@ -32,7 +32,7 @@ class RowAnswer(NamedTuple):
         full_rows: `(m, dim)`: rows of the ids with `STATES_FOLLOW`, in their order.
         full_versions: `(m,)`: their clocks.
         states: `(m, num_states, dim)`.
-        clock_epoch: The epoch of all clocks of the table.
+        clock_epoch: As of `TableStore`.
     """
 
     slack: NDArray[np.uint8]
@@ -60,7 +60,7 @@ def answer(
 ) -> RowAnswer:
     """Answers an ask about copies. The first ask of a table makes its clocks if the job has several workers.
 
-    Copies of the only worker are never behind. Its rows have no clocks, and all versions are 0.
+    Copies of the only worker are behind only if rows were removed. Its rows have no clocks, and all versions are 0.
 
     Args:
         store: The rows.
@@ -72,10 +72,10 @@ def answer(
         counts_steps: As of `CacheTerms`.
     """
     if num_workers == 1:
-        clocks, clock_epoch = np.zeros(len(ids), np.uint32), 0
+        clocks = np.zeros(len(ids), np.uint32)
     else:
         store.make_clocks(bound)
-        clocks, clock_epoch = store.clocks(ids), store.clock_epoch
+        clocks = store.clocks(ids)
     has_states = store.spec.update_rule.num_states > 0
     slack = answers(bound, clocks, versions, num_workers, has_states=has_states)
     if not counts_steps:
@@ -83,4 +83,6 @@ def answer(
     is_due, is_full = slack == ROW_FOLLOWS, slack == STATES_FOLLOW
     due, full = ids[is_due], ids[is_full]
     read = store.rows if read_rows is None else read_rows
-    return RowAnswer(slack, read(due), clocks[is_due], read(full), clocks[is_full], store.states(full), clock_epoch)
+    return RowAnswer(
+        slack, read(due), clocks[is_due], read(full), clocks[is_full], store.states(full), store.clock_epoch
+    )

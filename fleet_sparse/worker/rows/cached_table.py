@@ -194,8 +194,8 @@ class Counters(NamedTuple):
 class CachedTable:
     """The cache of one table. One thread at a time uses it.
 
-    The only worker of a job is always within the bound: it asks about entering rows alone, and what it sends are the
-    copies themselves.
+    The only worker of a job is always within the bound: it asks about entering rows alone, unless rows were removed.
+    What it sends are the copies themselves.
 
     Args:
         spec: The table.
@@ -297,6 +297,8 @@ class CachedTable:
         self._step = step = 0 if self._is_single_worker else step
         uses = self._index.use(ids, step)
         unleased, missing, late = uses.unleased, uses.missing, _NOWHERE
+        if self._is_single_worker and len(unleased):  # a row that follows would replace what is held
+            unleased = unleased[~self._is_holding(uses.slots[unleased])]
         if sending is not None and not self._job.is_merged:
             unleased, late = _NOWHERE, unleased
         entries = self._index.choose(ids[missing]) if len(missing) else _NO_ENTRIES
@@ -451,15 +453,22 @@ class CachedTable:
         """
         used = np.arange(self.num_rows)
         if not self._is_single_worker:
-            self._known[used] = NO_VERSION
-            self._index.lease(used, np.full(len(used), self._step - 1, np.int64))
-            self._index_version += 1
+            self._ask_anew(used)
         elif self._may_hold:
             self._held[used], self._states_held[used] = (
                 np.maximum(held[used], 1) for held in (self._held, self._states_held)
             )
         else:
             self.forget()
+
+    def note_removals(self) -> None:
+        """Takes note that a pserver removed rows, of which there may be copies.
+
+        The next use of each copy asks, and the row follows. What the only worker of a job holds goes to the pservers as
+        it is, also of a row that was removed.
+        """
+        used = np.arange(self.num_rows)
+        self._ask_anew(used[~self._is_holding(used)] if self._is_single_worker else used)
 
     def forget(self) -> None:
         """Drops all copies, and what they hold."""
@@ -480,6 +489,12 @@ class CachedTable:
             out[places] = self._copies(slots[places])
         else:
             out[places] += self._row_changes(slots[places])
+
+    def _ask_anew(self, slots: NDArray[np.int64]) -> None:
+        """Ends the leases of copies, whose versions tell nothing any more; rows that were looked up do not enter."""
+        self._known[slots] = NO_VERSION
+        self._index.lease(slots, np.full(len(slots), self._step - 1, np.int64))
+        self._index_version += 1
 
     def _advance(self, outgoing: Outgoing, sign: int) -> None:
         """Makes the versions of copies newer by what a push has of them or, with a sign of -1, older again."""
@@ -507,6 +522,8 @@ class CachedTable:
         """Refreshes copies and renews leases; returns the rows that enter."""
         if self._has_leases:
             self._lease(plan.slots, plan.asked, answer.slack, answer.versions, plan.step)
+        elif self._is_single_worker and len(plan.asked) > len(plan.entering):
+            self._index.lease(plan.slots[plan.asked], np.full(len(plan.asked), plan.step, np.int64))
         if not len(answer.rows):
             return self._nothing
         slots, state_slots = np.empty(len(answer.rows), np.int64), np.empty(len(answer.states), np.int64)
@@ -665,8 +682,11 @@ class CachedTable:
 
     def _holding(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the copies of these that have updates, of the row or only of its states, that the pservers do not."""
-        holding: NDArray[np.int64] = slots[(self._held[slots] > 0) | (self._states_held[slots] > 0)]
-        return holding
+        return slots[self._is_holding(slots)]
+
+    def _is_holding(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        is_holding: NDArray[np.bool_] = (self._held[slots] > 0) | (self._states_held[slots] > 0)
+        return is_holding
 
     def _made(self, slots: NDArray[np.int64], *, has_states: bool) -> tuple[Changes, ...]:
         if not len(slots):

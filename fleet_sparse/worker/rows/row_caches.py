@@ -463,10 +463,8 @@ class RowCaches:
         """Returns whether a pserver has removed rows of a cached table since its answers before.
 
         The clocks that it had do not tell about rows that are made anew: all versions of the table's copies are unknown
-        then.
+        then. What the only worker holds stays.
         """
-        if self._job.num_workers == 1:  # nobody else changes its rows: its copies have no versions
-            return False
         changed = set()
         for answer in answers:
             block = answer.block
@@ -477,7 +475,7 @@ class RowCaches:
                 self._epochs[of_shard] = block.optimizer_step
         for exchange in (self._tables or {}).values():
             if exchange.spec.table_id in changed:
-                exchange.table.forget_versions()
+                exchange.table.note_removals()
         return bool(changed)
 
     def _weighted(self, batch: RowBatch) -> RowBatch:

@@ -87,3 +87,9 @@ def test_rows_of_the_only_worker_have_no_clocks(store: TableStore) -> None:
     said = answer(store, LAG, 1, np.array([1]), versions(NO_VERSION))
     assert said.clock_epoch == 0
     assert not store.has_clocks
+
+
+def test_the_only_worker_is_told_that_rows_were_removed(store: TableStore) -> None:
+    pushed(store, 1, 1)
+    store.remove(np.array([1]))
+    assert answer(store, LAG, 1, np.array([1]), versions(NO_VERSION)).clock_epoch == 1

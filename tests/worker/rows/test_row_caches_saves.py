@@ -20,6 +20,7 @@ from fleet_sparse.worker.rows.row_caches import RowCaches
 from support.caching_workers import KINDS, LOOSE, CountingJob, Worker, cluster_of
 from support.counted_updates import EVERY_ID, NUM_IDS
 from support.cow_views import all_rows
+from support.in_process import InProcessCluster
 from support.saves import store_of
 from support.threads import JOIN_S, in_threads
 from support.waits import wait_until
@@ -263,6 +264,88 @@ def test_rows_made_after_a_shrink_lack_at_most_the_bound(bound: RowBound, looks_
             job.step()
         job.meet()
         np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H11")
+@pytest.mark.parametrize("max_held", [None, 0])
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_the_only_worker_reads_rows_anew_after_a_shrink(
+    kind: str, max_held: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, kind, LOOSE, 1, 3, max_held=max_held)
+        in_steps_of_half(job, 30, monkeypatch)
+        job.meet()
+        shrink_all(cluster)
+        job.num_made[:] = 0
+        for _ in range(5):
+            job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H11")
+def test_the_only_worker_asks_about_a_copy_once_after_a_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 1, 3)
+        in_steps_of_half(job, 30, monkeypatch)
+        job.meet()
+        shrink_all(cluster)
+        job.num_made[:] = 0
+        for _ in range(5):
+            job.step()
+            job.meet()  # nothing is held
+        caches = job.workers[0].caches
+        assert caches is not None
+        assert caches.stats()[job.spec.name].counters.asked == NUM_IDS // 2
+
+
+@pytest.mark.guarantee("H11")
+def test_what_the_only_worker_holds_outlasts_a_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 1, 3)
+        in_steps_of_half(job, 30, monkeypatch)
+        job.meet()
+        in_steps_of_half(job, 1, monkeypatch)
+        assert job.num_held == NUM_IDS // 2
+        shrink_all(cluster)
+        for _ in range(5):
+            job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H3")
+def test_an_update_of_rows_read_before_a_shrink_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 1, 3)
+        in_steps_of_half(job, 30, monkeypatch)
+        job.meet()
+        batches = iter([EVERY_ID[: NUM_IDS // 2], EVERY_ID[NUM_IDS // 2 :]])
+        monkeypatch.setattr(job.updates, "batch", lambda: next(batches, EVERY_ID))
+        before = job.read(0)
+        shrink_all(cluster)
+        entering = job.read(0)
+        for begun in (before, entering):
+            job.update(0, begun)
+        job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+def in_steps_of_half(job: CountingJob, num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs steps whose batches have the first half of the ids; those of later steps have all."""
+    with monkeypatch.context() as half:
+        half.setattr(job.updates, "batch", lambda: EVERY_ID[: NUM_IDS // 2])
+        for _ in range(num_steps):
+            job.step()
+    monkeypatch.setattr(job.updates, "batch", lambda: EVERY_ID)
+
+
+def shrink_all(cluster: InProcessCluster) -> None:
+    """Removes all rows."""
+    for number, shard in enumerate(cluster.shards):
+        cluster.run(number, partial(shard.shrink, [Criterion("min_norm", 1e9)]))
 
 
 @pytest.mark.guarantee("H11")
