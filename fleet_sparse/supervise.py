@@ -67,7 +67,8 @@ class Supervision:
 
     A child that ends by itself or in order, or by a signal that the supervisor got as well, is not started again. To
     end in order it has `_ENDING_S`. From the third one in a row on, the pause before a start doubles with each child
-    that ended within `_SETTLED_S` of the time when it began to serve or joined its job, or before.
+    that ended within `_SETTLED_S` of the time when it began to serve or joined its job, or before. A start that the
+    system refuses counts as a child that ended so; if it is the first one, there is no other.
 
     Args:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.
@@ -85,6 +86,7 @@ class Supervision:
         self._is_silent_at_start = is_silent_at_start
         self._restarted_at: deque[float] = deque()
         self._num_unsettled = 0
+        self._has_begun = False
         self._ready_at: float | None = None
         self._alive_at: float | None = None
         self._stopped_at: float | None = None
@@ -97,6 +99,7 @@ class Supervision:
     def begin(self, now: float) -> None:
         """A child was started."""
         self._alive_at = None if self._is_silent_at_start else now
+        self._has_begun = True
         self._ready_at = None
         self._has_lost = False
 
@@ -167,6 +170,15 @@ class Supervision:
             what = "another process of the job was lost"
         if self.is_stopping or -status in self._received:
             return Decision(None, 128 - status if status < 0 else status, what)
+        is_settled = self._ready_at is not None and now - self._ready_at >= _SETTLED_S
+        return self._restart(what, now, is_settled=is_settled)
+
+    def refuse(self, error: OSError, now: float) -> Decision:
+        """The system refused to start a child."""
+        what = f"it cannot be started: {error}"
+        return self._restart(what, now, is_settled=False) if self._has_begun else Decision(None, _FAILED, what)
+
+    def _restart(self, what: str, now: float, *, is_settled: bool) -> Decision:
         while self._restarted_at and now - self._restarted_at[0] >= RESTARTS_WITHIN_S:
             self._restarted_at.popleft()
         num_recent = len(self._restarted_at)
@@ -174,7 +186,6 @@ class Supervision:
             reason = f"{what}, after {num_recent} restarts in {RESTARTS_WITHIN_S:g} s (FLEET_SPARSE_RESTARTS)"
             return Decision(None, _GIVEN_UP, reason)
         self._restarted_at.append(now)
-        is_settled = self._ready_at is not None and now - self._ready_at >= _SETTLED_S
         self._num_unsettled = 0 if is_settled else min(self._num_unsettled, num_recent) + 1
         if self._num_unsettled <= _AT_ONCE:
             return Decision(0.0, reason=what)
@@ -230,7 +241,7 @@ class _Child(NamedTuple):
 class Standby:
     """A process that has loaded what a child needs, and becomes the next one.
 
-    One that ends while it waits is replaced after a pause that doubles.
+    One that ends while it waits, or that the system refuses to start, is replaced after a pause that doubles.
 
     Args:
         program: Command line of a child without its arguments.
@@ -244,20 +255,26 @@ class Standby:
         self._pause_s, self._paused_until = _STANDBY_PAUSE_S, -math.inf
 
     def prepare(self) -> None:
-        """Starts it, unless there is one. If the system refuses, there is none from then on."""
+        """Starts it, unless there is one or it is too early for the next one."""
         if self._waiting is not None and (status := self._waiting.process.poll()) is not None:
-            _log.warning("the standby ended with code %d: the next one is started in %g s", status, self._pause_s)
             self.end()
-            self._paused_until, self._pause_s = time.monotonic() + self._pause_s, 2 * self._pause_s
+            self._postpone(f"the standby ended with code {status}")
         if self._is_wanted and self._waiting is None and time.monotonic() >= self._paused_until:
             try:
                 self._waiting = _Child.of([*self._program, STANDBY])
             except OSError as error:
-                self._is_wanted = False
-                _log.warning("no standby: %s", error)
+                self._postpone(f"the standby cannot be started: {error}")
+
+    def _postpone(self, reason: str) -> None:
+        _log.warning("%s: the next one is started in %g s", reason, self._pause_s)
+        self._paused_until, self._pause_s = time.monotonic() + self._pause_s, 2 * self._pause_s
 
     def begin(self, arguments: Sequence[str]) -> _Child:
-        """Returns the child that begins with these arguments: a new process if the one that waited is gone."""
+        """Returns the child that begins with these arguments: a new process if the one that waited is gone.
+
+        Raises:
+            OSError: The system refuses to start a process.
+        """
         child, self._waiting = self._waiting, None
         if child is not None and child.process.poll() is None:
             with contextlib.suppress(OSError):
@@ -300,20 +317,24 @@ def run(
     standby = Standby(program, is_wanted=has_standby)
     try:
         while True:
-            child = standby.begin(arguments_of(Start(generations.draw(), supervision.options)))
-            with child.lifeline:
-                supervision.begin(time.monotonic())
-                status = _attend(child, supervision, received, woken, name, standby)
-            while received:  # a group of processes gets a signal at once, and the child may be faster
-                supervision.receive(received.popleft(), time.monotonic())
-            decision = supervision.end(status, time.monotonic())
+            arguments = arguments_of(Start(generations.draw(), supervision.options))
+            try:
+                child = standby.begin(arguments)
+            except OSError as error:
+                decision = supervision.refuse(error, time.monotonic())
+            else:
+                with child.lifeline:
+                    supervision.begin(time.monotonic())
+                    status = _attend(child, supervision, received, woken, name, standby)
+                while received:  # a group of processes gets a signal at once, and the child may be faster
+                    supervision.receive(received.popleft(), time.monotonic())
+                decision = supervision.end(status, time.monotonic())
             if decision.pause_s is None:
                 if decision.reason:
                     _log.error("%s ends: %s", name, decision.reason)
                 return decision.code
             _log.warning("%s is started again in %.1f s: %s", name, decision.pause_s, decision.reason)
-            select.select([woken], [], [], decision.pause_s)
-            if any(number in _STOPS for number in received):
+            if _is_stopped_in(decision.pause_s, received, woken):
                 return 0
     finally:
         standby.end()
@@ -323,6 +344,18 @@ def _signal_pipe() -> tuple[int, int]:
     """Returns a file descriptor that signals write to, and one that is readable then."""
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     return wake, woken
+
+
+def _is_stopped_in(pause_s: float, received: deque[int], woken: int) -> bool:
+    """Waits for a pause, or until a signal to stop is received, and returns whether one was. Others are kept."""
+    ends_at = time.monotonic() + pause_s
+    while not any(stop in received for stop in _STOPS):  # a handler may append to it at any line of Python
+        rest_s = ends_at - time.monotonic()
+        if rest_s <= 0:
+            return False
+        if select.select([woken], [], [], rest_s)[0]:
+            os.read(woken, LINE_BYTES)
+    return True
 
 
 def _attend(
@@ -342,15 +375,15 @@ def _attend(
     waited, rest = [ended, woken, lifeline.fileno()], b""
     try:
         while True:
+            while received:
+                number = received.popleft()
+                supervision.receive(number, time.monotonic())
+                process.send_signal(number)
             kills_at = supervision.kills_at()
             timeout_s = None if kills_at is None else max(kills_at - time.monotonic(), 0.0)
             readable, _, _ = select.select(waited, [], [], timeout_s)
             if woken in readable:
                 os.read(woken, LINE_BYTES)
-            while received:
-                number = received.popleft()
-                supervision.receive(number, time.monotonic())
-                process.send_signal(number)
             if lifeline.fileno() in readable:
                 data = lifeline.recv(LINE_BYTES)
                 if not data:

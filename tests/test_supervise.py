@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from fleet_sparse.supervise import RESTARTS_WITHIN_S, Generations, Standby, Supe
 from support.waits import wait_until
 
 KILLED = -int(signal.SIGKILL)
+NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
 END_S = 30.0
 
 
@@ -96,6 +99,29 @@ def test_supervisor_gives_up_after_too_many_restarts() -> None:
     supervision = supervision_of(max_restarts=3)
     decisions = [supervision.end(KILLED, float(now)) for now in range(4)]
     assert [each.pause_s is None for each in decisions] == [False, False, False, True]
+    assert decisions[-1].code == 1
+
+
+def test_a_first_start_that_is_refused_is_the_end() -> None:
+    decision = supervision_of().refuse(NO_MEMORY, 0.0)
+    assert (decision.pause_s, decision.code) == (None, 1)
+    assert "Cannot allocate memory" in decision.reason
+
+
+def test_a_refused_restart_is_the_death_of_an_unsettled_child() -> None:
+    supervision = supervision_of(max_restarts=10)
+    supervision.begin(0.0)
+    supervision.hear("alive", 0.0)
+    assert supervision.end(KILLED, 100.0).pause_s == 0.0
+    pauses = [supervision.refuse(NO_MEMORY, now).pause_s for now in (100.0, 101.0, 102.0, 103.0)]
+    assert pauses == [0.0, 0.0, 0.5, 1.0]
+
+
+def test_supervisor_gives_up_after_too_many_refused_restarts() -> None:
+    supervision = supervision_of(max_restarts=2)
+    supervision.begin(0.0)
+    decisions = [supervision.end(KILLED, 0.0), *(supervision.refuse(NO_MEMORY, float(now)) for now in (1, 2))]
+    assert [each.pause_s is None for each in decisions] == [False, False, True]
     assert decisions[-1].code == 1
 
 
@@ -282,6 +308,74 @@ def test_child_that_always_dies_ends_the_supervisor_with_1() -> None:
     assert supervisor.returncode == 1
 
 
+DIES_AND_MAKES_RESTARTS_FAIL = """#!/bin/sh
+[ -e "$0.died" ] && exec cat
+touch "$0.died"
+mv "$0" "$0.away"
+kill -KILL $$
+"""
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A supervisor whose child has died, up to its first restart before a pause, and the program that is not there."""
+    program = tmp_path / "child"
+    program.write_text(DIES_AND_MAKES_RESTARTS_FAIL)
+    program.chmod(0o700)
+    command, pipe = [sys.executable, "-m", "fleet_sparse.supervise", str(program)], subprocess.PIPE
+    with subprocess.Popen(command, env=child_environment(), stdin=pipe, stderr=pipe, text=True) as supervisor:
+        try:
+            await_warning(supervisor, "again in 0.5 s: it cannot be started: [Errno 2]")
+            yield supervisor, program
+        finally:
+            supervisor.kill()
+
+
+def await_warning(supervisor: subprocess.Popen[str], text: str) -> None:
+    assert supervisor.stderr is not None
+    assert any(text in line for line in supervisor.stderr)
+
+
+def test_a_restart_that_the_system_refuses_is_tried_again(refused: tuple[subprocess.Popen[str], Path]) -> None:
+    supervisor, program = refused
+    program.with_name("child.away").rename(program)
+    assert supervisor.stdin is not None
+    supervisor.stdin.close()
+    assert supervisor.wait(END_S) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_ends_the_pause_after_a_refused_restart(
+    refused: tuple[subprocess.Popen[str], Path], number: int
+) -> None:
+    supervisor, _ = refused
+    supervisor.send_signal(number)
+    assert supervisor.wait(END_S) == 0
+
+
+def test_a_signal_does_not_shorten_pauses(refused: tuple[subprocess.Popen[str], Path]) -> None:
+    supervisor, _ = refused
+    supervisor.send_signal(signal.SIGUSR1)
+    begun_at = time.monotonic()
+    await_warning(supervisor, "again in 2.0 s")
+    assert time.monotonic() - begun_at >= 1.0
+
+
+def test_a_signal_in_a_pause_reaches_the_next_child(refused: tuple[subprocess.Popen[str], Path]) -> None:
+    supervisor, program = refused
+    supervisor.send_signal(signal.SIGUSR1)
+    program.with_name("child.away").rename(program)
+    assert supervisor.wait(END_S) == 128 + signal.SIGUSR1
+
+
+def test_a_first_start_that_is_refused_is_one_message(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fleet_sparse.supervise", str(tmp_path / "no program")]
+    found = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False, timeout=END_S)
+    (line,) = found.stderr.splitlines()
+    assert "ends: it cannot be started: [Errno 2]" in line
+    assert found.returncode == 1
+
+
 def test_stop_signal_reaches_the_child() -> None:
     child = "signal.signal(15, lambda *_: sys.exit(0))\nprint('ready', flush=True)\ntime.sleep(60)"
     supervisor = supervisor_of(child)
@@ -429,19 +523,12 @@ def test_a_standby_ends_with_its_supervisor(number: int) -> None:
     wait_until(lambda: has_ended(pid))
 
 
-def test_a_standby_that_cannot_be_started_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    standby = Standby(["/no/such/program"], is_wanted=True)
-    for _ in range(2):
-        standby.prepare()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    standby.end()
-
-
-def test_a_standby_that_ended_is_replaced_after_longer_pauses(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("program", [["/no/such/program"], ["true"]], ids=["is refused", "ended"])
+def test_a_lost_standby_is_replaced_after_longer_pauses(
+    program: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervise, "_STANDBY_PAUSE_S", 0.5)
-    standby = Standby([sys.executable, "-c", "import os; print(flush=True)"], is_wanted=True)
+    standby = Standby(program, is_wanted=True)
     standby.prepare()
     wait_until(lambda: standby.prepare() or len(caplog.records) == 3)
     first, second, third = (record.created for record in caplog.records)
