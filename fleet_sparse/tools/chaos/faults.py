@@ -54,16 +54,16 @@ class Fault(NamedTuple):
 
 
 def faults(seed: int, kinds: Sequence[FaultKind], num_targets: int) -> Iterator[Fault]:
-    """Yields faults without end. Equal arguments give equal faults.
+    """Yields faults without end, in rounds that have each kind once. Equal arguments give equal faults.
 
     Args:
         seed: Seed of the choice.
-        kinds: What may happen; each kind is as likely as the others.
+        kinds: What may happen.
         num_targets: Number of pservers, and of workers.
     """
     rng = random.Random(seed)
     while True:
-        kind = rng.choice(kinds)
-        low_s, high_s = _LASTS_S.get(kind, (0.0, 0.0))
-        target, lasts_s, quiet_s = rng.randrange(num_targets), rng.uniform(low_s, high_s), rng.uniform(*_QUIET_S)
-        yield Fault(kind, target, lasts_s, quiet_s, rng.getrandbits(32))
+        for kind in rng.sample(kinds, len(kinds)):
+            low_s, high_s = _LASTS_S.get(kind, (0.0, 0.0))
+            target, lasts_s, quiet_s = rng.randrange(num_targets), rng.uniform(low_s, high_s), rng.uniform(*_QUIET_S)
+            yield Fault(kind, target, lasts_s, quiet_s, rng.getrandbits(32))

@@ -18,6 +18,18 @@ def test_equal_seeds_give_equal_faults() -> None:
     assert {fault.target for fault in first} == {0, 1}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_each_kind_comes_once_in_a_round(seed: int) -> None:
+    kinds = [fault.kind for fault in islice(faults(seed, tuple(FaultKind), 2), 3 * len(FaultKind))]
+    for begin in range(0, len(kinds), len(FaultKind)):
+        assert set(kinds[begin : begin + len(FaultKind)]) == set(FaultKind)
+
+
+def test_rounds_differ_in_their_order() -> None:
+    kinds = [fault.kind for fault in islice(faults(0, tuple(FaultKind), 2), 2 * len(FaultKind))]
+    assert kinds[: len(FaultKind)] != kinds[len(FaultKind) :]
+
+
 def test_instants_last_no_time() -> None:
     instants = {FaultKind.kill, FaultKind.kill_all, FaultKind.connections, FaultKind.power, FaultKind.torn}
     for fault in islice(faults(0, tuple(FaultKind), 3), 200):
