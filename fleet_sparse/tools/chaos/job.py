@@ -164,8 +164,9 @@ class ChaosJob:
         return sum(int(count) for log in logs for count in re.findall(r"^disordered (\d+)", log, re.MULTILINE))
 
     def use(self) -> dict[str, ProcessUse]:
-        """Returns what the processes that live as long as the job take: workers, and supervisors of pservers."""
+        """Returns what workers, pservers and their supervisors take, by name."""
         pids = {f"worker {worker}": self._worker(worker) for worker in range(NUM_WORKERS)}
+        pids |= {f"pserver {shard}": self._pserver(shard) for shard in range(NUM_PSERVERS)}
         pids |= {f"supervisor {shard}": _parent_of(self._pserver(shard)) for shard in range(NUM_PSERVERS)}
         return {name: _use_of(pid) for name, pid in pids.items()}
 
