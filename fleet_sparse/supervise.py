@@ -49,7 +49,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _LATE_S = 2.0
 _ENDING_S = 600.0
-_STANDBY_PAUSE_S = 60.0
+_STANDBY_PAUSE_S, _MAX_STANDBY_PAUSE_S = 60.0, 960.0
 
 
 class Decision(NamedTuple):
@@ -267,7 +267,8 @@ class Standby:
 
     def _postpone(self, reason: str) -> None:
         _log.warning("%s: the next one is started in %g s", reason, self._pause_s)
-        self._paused_until, self._pause_s = time.monotonic() + self._pause_s, 2 * self._pause_s
+        self._paused_until = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _MAX_STANDBY_PAUSE_S)
 
     def begin(self, arguments: Sequence[str]) -> _Child:
         """Returns the child that begins with these arguments: a new process if the one that waited is gone.

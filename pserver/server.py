@@ -446,10 +446,7 @@ def make_shard(options: Options, settings: Settings, lease: Lease | None = None)
         max_reply_bytes=settings.max_frame_bytes,
     )
     try:
-        loaded = _fill(shard, options, settings, lease)
-        if lease is not None and shard.log is not None:
-            shard.log.writer.check_lease, shard.log.writer.on_lease_lost = lease.check, lease.lose
-        return shard, loaded
+        return shard, _fill(shard, options, settings, lease)
     except BaseException:
         if shard.log is not None:
             shard.log.writer.close()
@@ -459,15 +456,17 @@ def make_shard(options: Options, settings: Settings, lease: Lease | None = None)
 
 def _fill(shard: Shard, options: Options, settings: Settings, lease: Lease | None) -> Loaded | None:
     """Gives a new shard its log and its rows; returns what was loaded of a snapshot."""
+    on_progress = options.note_progress if lease is None else partial(_go_on, options, lease)
     if settings.durability in LOGGED:
         of_log = settings if settings.job_id else dataclasses.replace(settings, job_id=options.log_job_id)
         generation = 0 if lease is None else lease.generation
         try:
             directory = log_directory(of_log, options.shard, options.num_shards)
-            on_progress = options.note_progress if lease is None else partial(_go_on, options, lease)
             continues = start_log(shard, directory, of_log, generation=generation, on_progress=on_progress)
         except OSError as error:
             raise _refused_log(settings, error) from error
+        if lease is not None and shard.log is not None:
+            shard.log.writer.check_lease, shard.log.writer.on_lease_lost = lease.check, lease.lose
         if continues:
             return None
     dirname = options.load_dirname if options.recover is None else options.recover
@@ -481,11 +480,11 @@ def _fill(shard: Shard, options: Options, settings: Settings, lease: Lease | Non
     tables = options.load_tables if options.recover is None else ()
     log, shard.log = shard.log, None
     try:
-        loaded = load(shard, source, tables, on_progress=options.note_progress)
+        loaded = load(shard, source, tables, on_progress=on_progress)
     finally:
         shard.log = log
     if log is not None:
-        write_checkpoint(shard, options.note_progress)
+        write_checkpoint(shard, on_progress)
     _log.info(
         "loaded %d rows of snapshot %s in %s, number of shards: %d, in %.2f s",
         loaded.num_rows,

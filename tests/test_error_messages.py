@@ -84,6 +84,7 @@ from fleet_sparse.pserver.endpoints import DataEndpoints, check_free, choose
 from fleet_sparse.pserver.lease.directory import DirectoryCoordinator
 from fleet_sparse.pserver.lease.lease import take_lease
 from fleet_sparse.pserver.log.log_format import Kind
+from fleet_sparse.pserver.log.segment_ahead import SegmentAhead
 from fleet_sparse.pserver.net.requests import Traffic
 from fleet_sparse.pserver.read_only import content as read_only_content
 from fleet_sparse.pserver.read_only.service import ReadOnlyService
@@ -127,6 +128,7 @@ from support.paddle_plugin import plugin
 from support.shards import ADAM, DENSE, SGD, FrameClient, floats, ids_of, make_shard, push
 from support.sources import ROOT
 from support.steps import SYNC_MODE
+from support.waits import wait_until
 
 __all__ = ["plugin"]
 
@@ -1370,6 +1372,22 @@ def _failed_sync(where: Path) -> None:
     try:
         with mock.patch("os.fdatasync", side_effect=OSError(errno.EIO, "input/output error")):
             writer.sync()
+    finally:
+        writer.close()
+
+
+@entry(
+    LogFailed,
+    "log '<dir>': the thread that writes to the disk died of MemoryError(). This pserver answers nothing any more and "
+    "ends",
+)
+def _died_thread(where: Path) -> None:
+    writer = small_writer(where)
+    try:
+        with mock.patch.object(SegmentAhead, "allocate", side_effect=MemoryError):
+            writer.request_sync()
+            wait_until(lambda: writer.fault is not None)
+        writer.append(Kind.LOAD)
     finally:
         writer.close()
 

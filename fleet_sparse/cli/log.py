@@ -150,9 +150,9 @@ def _torn_text(summary: dict[str, Any]) -> str:
 def _text_of(summary: dict[str, Any]) -> str:
     records = ", ".join(f"{number} {kind}" for kind, number in sorted(summary["records"].items())) or "none"
     begin = "no checkpoint" if summary["checkpoint"] is None else f"checkpoint at record {summary['checkpoint']}"
-    step = f"newest step {summary['step']}" if summary["step"] else "steps are not counted"
+    step = f", newest step {summary['step']}" if summary["step"] else ""  # where steps are counted
     return (
         f"{summary['log']}: shard {summary['shard']} of {summary['num_shards']}, hash of the job id {summary['job']}, "
         f"start {summary['generation']}, {begin}, segments: {summary['num_segments']}, records up to "
-        f"{summary['newest_lsn']} with {summary['num_bytes']} bytes{_torn_text(summary)}, {step}; {records}"
+        f"{summary['newest_lsn']} with {summary['num_bytes']} bytes{_torn_text(summary)}{step}; {records}"
     )

@@ -103,10 +103,12 @@ class Lease:
         self._ended.set()
         self._thread.join()
         try:
-            if not self.is_lost:
-                self.lose()
-                self._coordinator.release(self._shard)
-            self._coordinator.close()
+            try:
+                if not self.is_lost:
+                    self.lose()
+                    self._coordinator.release(self._shard)
+            finally:
+                self._coordinator.close()
         except OSError as error:
             _log.warning("%s: the lease was not released, it ends by itself: %s", self._shard, error)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +15,12 @@ from fleet_sparse.errors import LeaseLost, LogCorrupt
 
 from .log_format import HEADER_BYTES, SegmentHeader, is_segment
 
+_log = logging.getLogger(__name__)
+
 _LOCK = "LOCK"
 _RETRY_S = 0.01
+_LONG_S = 1.0
+"""Others hold the lock for a moment, unless they start."""
 
 
 @contextmanager
@@ -30,7 +36,11 @@ def locked(directory: Path, on_wait: Callable[[], object]) -> Iterator[None]:
     """
     descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
+        warned_at = time.monotonic() + _LONG_S
         while not _is_locked(descriptor):
+            if time.monotonic() >= warned_at:
+                _log.warning("%s: waits for %s, which another process has locked", directory, _LOCK)
+                warned_at = math.inf
             on_wait()
             time.sleep(_RETRY_S)
         yield

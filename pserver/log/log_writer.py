@@ -315,10 +315,12 @@ class LogWriter:
         """Accepts no record any more, and returns why; the segment counts up to `valid_end`."""
         with self._lock:
             self._valid_end = valid_end if self.fault is None else min(valid_end, self._valid_end)
-            what = str(error) or type(error).__name__
             self.fault = LogFailed(
-                f"log {str(self.directory)!r}: the disk refused to write what was appended ({what}). This pserver "
+                f"log {str(self.directory)!r}: the disk refused to write what was appended ({error}). This pserver "
                 "answers nothing any more and ends. Look after the disk, or set FLEET_SPARSE_LOG to another one"
+                if isinstance(error, OSError)
+                else f"log {str(self.directory)!r}: the thread that writes to the disk died of {error!r}. This pserver "
+                "answers nothing any more and ends"
             )
             self.fault.__cause__ = error
         self.on_change()

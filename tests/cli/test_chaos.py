@@ -72,12 +72,12 @@ def test_a_signal_ends_all_processes(tmp_path: Path, number: signal.Signals) -> 
     environment = child_environment(TMPDIR=str(tmp_path))
     with subprocess.Popen(command, env=environment) as chaos:
         try:
-            wait_until(lambda: len(processes_in(tmp_path)) >= NUM_PSERVERS + NUM_WORKERS)
+            wait_until(lambda: len(processes_in(tmp_path)) >= NUM_PSERVERS + NUM_WORKERS, _WAIT_S)
             chaos.send_signal(number)
             assert chaos.wait(_WAIT_S) == 128 + number
         finally:
             chaos.kill()
-    wait_until(lambda: not processes_in(tmp_path))
+    wait_until(lambda: not processes_in(tmp_path), _WAIT_S)
 
 
 @pytest.mark.slow

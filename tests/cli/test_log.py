@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from fleet_sparse.pserver.lease.coordinator import this_process
 from fleet_sparse.pserver.lease.directory import LEASES, DirectoryCoordinator
 from fleet_sparse.pserver.log.control_state import RegisteredWorker, ReportedProgress
 from fleet_sparse.pserver.log.log_format import record_ends
+from fleet_sparse.pserver.log.log_writer import LogWriter
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest, WorkerPosition
 from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.worker.control.resumed import Position, parse_resumed
-from support.logs import close, logged_shard
+from support.logs import IDENTITY, close, logged_shard
 from support.saves import loaded, rows_in
 from support.shards import ADAM, SGD, FrameClient, floats, ids_of, make_shard, push
 
@@ -81,9 +83,12 @@ def test_verify_names_a_torn_end(directory: Path) -> None:
     assert (summary["error"], summary["torn_bytes"] > 0) == (None, True)
 
 
-def test_a_missing_log_is_bad(tmp_path: Path) -> None:
-    log("verify", tmp_path, fails=1)
-    log("inspect", tmp_path, fails=1)
+@pytest.mark.parametrize("name", ["", "nowhere", "serverlog.0"])
+def test_a_missing_log_is_bad(tmp_path: Path, name: str) -> None:
+    (tmp_path / "serverlog.0").touch()
+    for command in ("verify", "inspect"):
+        text = log(command, tmp_path / name, fails=1)
+        assert text.startswith(f"{tmp_path / name}: there is no log")
 
 
 def test_to_snapshot_has_the_rows_of_the_log(directory: Path, tmp_path: Path) -> None:
@@ -95,10 +100,15 @@ def test_to_snapshot_has_the_rows_of_the_log(directory: Path, tmp_path: Path) ->
 
 
 def test_to_snapshot_needs_one_log_of_each_shard(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError):
+    with pytest.raises(SnapshotError, match="each once"):
         log("to-snapshot", tmp_path / "model", directory, directory)
-    with pytest.raises(SnapshotError):
+    with pytest.raises(SnapshotError, match="there is no log"):
         log("to-snapshot", tmp_path / "model", tmp_path / "nothing")
+    other = tmp_path / "other"
+    with closing(LogWriter(other, IDENTITY._replace(shard=1, num_shards=2))):
+        pass
+    with pytest.raises(SnapshotError, match="2 lists of pservers"):
+        log("to-snapshot", tmp_path / "model", directory, other)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ class FakeCoordinator:
         self.answer: bool | Exception = True
         self.may_renew, self.renews = threading.Event(), threading.Event()
         self.may_renew.set()
+        self.refuses_release = False
         self.ended: list[str] = []
 
     def lease(self, shard: str, ttl_s: float, *, after: int = 0) -> int | Holder:
@@ -31,6 +32,8 @@ class FakeCoordinator:
         pass
 
     def release(self, shard: str) -> None:
+        if self.refuses_release:
+            raise OSError("no answer")
         self.ended.append("released")
 
     def close(self) -> None:

@@ -71,6 +71,15 @@ def test_a_released_lease_is_free_and_closed() -> None:
     assert lease.is_lost
 
 
+def test_a_lease_that_cannot_be_released_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    coordinator = FakeCoordinator()
+    coordinator.refuses_release = True
+    lease = take_lease(coordinator, "a", 30.0, job="")
+    lease.release()
+    assert coordinator.ended == ["closed"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def test_a_lease_of_another_job_that_lives_is_refused() -> None:
     coordinator = FakeCoordinator()
     coordinator.holder = Holder(3, "another job", "host, pid 7", 0.1)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,6 +23,7 @@ from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.in_process import InProcessCluster
 from support.in_process_channel import InProcessChannel
+from support.waits import wait_until
 
 
 @pytest.fixture
@@ -62,13 +62,6 @@ def pull(cluster: InProcessCluster, client: Client) -> None:
 def push(cluster: InProcessCluster, client: Client) -> None:
     unique, _ = Deduplicator(cluster.placement).unique([np.arange(10)], cluster.table.salt)
     client.push([RowBatch(cluster.table, unique, np.ones((10, 4), np.float32), 0.1, 1)])
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Returns when it is so, or ten seconds are over."""
-    until = time.monotonic() + 10
-    while not is_so() and time.monotonic() < until:
-        time.sleep(0.001)
 
 
 @contextmanager
