@@ -29,6 +29,8 @@ from support.logs import close, logged_shard, state_of
 from support.power_loss import PowerLoss
 from support.shards import CLUSTER, answer, assign, floats, pull, push
 
+# The log's own thread ends with the process.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception in thread fleet_sparse log")
 NUM_STEPS = 9
 STEPS_BETWEEN_BARRIERS = 4
 LEARNING_RATE = 0.125
