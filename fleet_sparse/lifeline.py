@@ -72,7 +72,9 @@ class Lifeline:
         """
         line = b""
         while not line.endswith(b"\n"):
-            part = self._socket.recv(LINE_BYTES)
+            part = b""
+            with contextlib.suppress(ConnectionError):  # the supervisor is gone, and had not read all signs of life
+                part = self._socket.recv(LINE_BYTES)
             if not part:
                 sys.exit(0)
             line += part

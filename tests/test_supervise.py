@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fleet_sparse import supervise
-from fleet_sparse.lifeline import TRY_AGAIN
+from fleet_sparse.lifeline import STARTING, TRY_AGAIN, Lifeline
 from fleet_sparse.local_pservers import child_environment
 from fleet_sparse.supervise import RESTARTS_WITHIN_S, Generations, Standby, Supervision
 from support.waits import wait_until
@@ -511,6 +512,16 @@ def test_a_standby_that_is_needed_early_is_no_stall() -> None:
     os.kill(int(first[2]), signal.SIGKILL)
     assert line_of(supervisor).split() == ["serves", "1", standby[2]]
     output_of(supervisor)
+
+
+def test_a_standby_ends_in_order_if_its_signs_were_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    lifeline = Lifeline(theirs.detach())
+    lifeline.say(STARTING)
+    ours.close()
+    with pytest.raises(SystemExit) as ended:
+        lifeline.await_arguments()
+    assert ended.value.code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
