@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -272,10 +273,7 @@ def test_rows_made_after_a_shrink_lack_at_most_the_bound(bound: RowBound, looks_
 def test_the_only_worker_reads_rows_anew_after_a_shrink(
     kind: str, max_held: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with cluster_of(2) as cluster:
-        job = CountingJob(cluster, kind, LOOSE, 1, 3, max_held=max_held)
-        in_steps_of_half(job, 30, monkeypatch)
-        job.meet()
+    with trained_alone(monkeypatch, kind, max_held) as (cluster, job):
         shrink_all(cluster)
         job.num_made[:] = 0
         for _ in range(5):
@@ -286,10 +284,7 @@ def test_the_only_worker_reads_rows_anew_after_a_shrink(
 
 @pytest.mark.guarantee("H11")
 def test_the_only_worker_asks_about_a_copy_once_after_a_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    with cluster_of(2) as cluster:
-        job = CountingJob(cluster, "async", LOOSE, 1, 3)
-        in_steps_of_half(job, 30, monkeypatch)
-        job.meet()
+    with trained_alone(monkeypatch) as (cluster, job):
         shrink_all(cluster)
         job.num_made[:] = 0
         for _ in range(5):
@@ -302,10 +297,7 @@ def test_the_only_worker_asks_about_a_copy_once_after_a_shrink(monkeypatch: pyte
 
 @pytest.mark.guarantee("H11")
 def test_what_the_only_worker_holds_outlasts_a_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    with cluster_of(2) as cluster:
-        job = CountingJob(cluster, "async", LOOSE, 1, 3)
-        in_steps_of_half(job, 30, monkeypatch)
-        job.meet()
+    with trained_alone(monkeypatch) as (cluster, job):
         in_steps_of_half(job, 1, monkeypatch)
         assert job.num_held == NUM_IDS // 2
         shrink_all(cluster)
@@ -317,10 +309,7 @@ def test_what_the_only_worker_holds_outlasts_a_shrink(monkeypatch: pytest.Monkey
 
 @pytest.mark.guarantee("H3")
 def test_an_update_of_rows_read_before_a_shrink_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    with cluster_of(2) as cluster:
-        job = CountingJob(cluster, "async", LOOSE, 1, 3)
-        in_steps_of_half(job, 30, monkeypatch)
-        job.meet()
+    with trained_alone(monkeypatch) as (cluster, job):
         batches = iter([EVERY_ID[: NUM_IDS // 2], EVERY_ID[NUM_IDS // 2 :]])
         monkeypatch.setattr(job.updates, "batch", lambda: next(batches, EVERY_ID))
         before = job.read(0)
@@ -331,6 +320,18 @@ def test_an_update_of_rows_read_before_a_shrink_is_kept(monkeypatch: pytest.Monk
         job.step()
         job.meet()
         np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@contextmanager
+def trained_alone(
+    monkeypatch: pytest.MonkeyPatch, kind: str = "async", max_held: int | None = None
+) -> Iterator[tuple[InProcessCluster, CountingJob]]:
+    """A job of one worker that has trained half of the rows and holds nothing."""
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, kind, LOOSE, 1, 3, max_held=max_held)
+        in_steps_of_half(job, 30, monkeypatch)
+        job.meet()
+        yield cluster, job
 
 
 def in_steps_of_half(job: CountingJob, num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +368,7 @@ def test_rows_removed_while_a_worker_waits_are_read_anew(monkeypatch: pytest.Mon
                 if saves:
                     in_threads(*(partial(quiesce, worker) for worker in job.workers))
                 assert job.num_held == 0
-                # The first update of a row that is made anew gives it the clock that copies of the removed one have.
+                # With its first update the row that is inserted again has the clock that copies of the removed row have.
                 for number, shard in enumerate(cluster.shards):
                     cluster.run(number, partial(shard.shrink, [Criterion("min_norm", 1e9)]))
                 job.num_made[:] = 0
