@@ -23,7 +23,7 @@ from fleet_sparse.models.synthetic import EXPONENT, criteo_sizes
 
 
 class Bound(NamedTuple):
-    """What rows may lack: `max_row_lag` and `max_row_lag_share`."""
+    """The values of `max_row_lag` and `max_row_lag_share` in a job."""
 
     lag: int
     share: float | None

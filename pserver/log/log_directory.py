@@ -37,7 +37,7 @@ def locked(directory: Path, on_wait: Callable[[], object]) -> Iterator[None]:
     descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         warned_at = time.monotonic() + _LONG_S
-        while not _is_locked(descriptor):
+        while not _try_lock(descriptor):
             if time.monotonic() >= warned_at:
                 _log.warning("%s: waits for %s, which another process has locked", directory, _LOCK)
                 warned_at = math.inf
@@ -48,7 +48,7 @@ def locked(directory: Path, on_wait: Callable[[], object]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _is_locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Locks a file, unless another one has; returns whether this one has now."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,7 +17,8 @@ _CLOCK = Column("clock", np.dtype("<u4"))  # in memory only: snapshots have no c
 class RowClocks:
     """Clocks of 32 bits, which begin at 0 and wrap.
 
-    A row that is made anew begins at 0, too, so its clock does not tell how old a copy of the removed row is.
+    The clock of a row that was removed and inserted again begins at 0, too. It does not tell how old a copy of the
+    removed row is.
 
     Only the thread that owns the store uses them.
 

@@ -1,4 +1,4 @@
-"""What rows of caches may lack in jobs of real clients, in which rows count the updates that they have."""
+"""Tests how many updates cached rows lack, in jobs of real clients whose rows count their updates."""
 
 from __future__ import annotations
 
