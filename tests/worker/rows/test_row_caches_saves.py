@@ -368,7 +368,7 @@ def test_rows_removed_while_a_worker_waits_are_read_anew(monkeypatch: pytest.Mon
                 if saves:
                     in_threads(*(partial(quiesce, worker) for worker in job.workers))
                 assert job.num_held == 0
-                # With its first update the row that is inserted again has the clock that copies of the removed row have.
+                # The row that is inserted again has, with its first update, the clock of the copies of the removed row.
                 for number, shard in enumerate(cluster.shards):
                     cluster.run(number, partial(shard.shrink, [Criterion("min_norm", 1e9)]))
                 job.num_made[:] = 0
