@@ -76,6 +76,7 @@ class Lifeline:
             with contextlib.suppress(ConnectionError):  # the supervisor is gone, and had not read all signs of life
                 part = self._socket.recv(LINE_BYTES)
             if not part:
+                self._socket.close()
                 sys.exit(0)
             line += part
         os.environ[LIFELINE] = str(self._socket.detach())

@@ -398,7 +398,8 @@ def test_every_model_of_the_zoo_is_exported_and_served(directory, name, is_minim
     with paddle.utils.unique_name.guard():
         logits = zoo_logits(name, batch)
     label = paddle.static.data("label", [None, batch.label.shape[1]], "float32")
-    minimize(paddle.nn.functional.binary_cross_entropy_with_logits(logits, label), paddle.optimizer.Adagrad(0.1))
+    # Small rows: terms that cancel in a logit of DeepFM round to much less than the tolerance.
+    minimize(paddle.nn.functional.binary_cross_entropy_with_logits(logits, label), paddle.optimizer.Adagrad(0.01))
     executor = start()
     drawn = {"ids": batch.ids, "dense": batch.dense, "label": batch.label}
     for _ in range(3):
