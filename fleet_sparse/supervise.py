@@ -218,22 +218,32 @@ class _Child(NamedTuple):
     process: subprocess.Popen[bytes]
     lifeline: socket.socket
     """Our end of the socket."""
+    ended: int
+    """A file descriptor that is readable once the process has ended."""
 
     @classmethod
     def of(cls, command: Sequence[str]) -> _Child:
         """Starts a process."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            variables = {**os.environ, LIFELINE: str(theirs.fileno())}
-            try:
-                return cls(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=variables), ours)
-            except BaseException:
-                ours.close()
-                raise
+        with contextlib.ExitStack() as undo:
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            with theirs:
+                variables = {**os.environ, LIFELINE: str(theirs.fileno())}
+                process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=variables)
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            child = cls(process, ours, os.pidfd_open(process.pid))
+            undo.pop_all()
+            return child
+
+    def close(self) -> None:
+        """Closes what belongs to the process, which ends then."""
+        self.lifeline.close()
+        os.close(self.ended)
 
     def kill(self) -> None:
         """Ends the process at once."""
-        self.lifeline.close()
+        self.close()
         self.process.kill()
         self.process.wait()
 
@@ -324,7 +334,7 @@ def run(
             except OSError as error:
                 decision = supervision.refuse(error, time.monotonic())
             else:
-                with child.lifeline:
+                with contextlib.closing(child):
                     supervision.begin(time.monotonic())
                     status = _attend(child, supervision, received, woken, name, standby)
                 while received:  # a group of processes gets a signal at once, and the child may be faster
@@ -371,37 +381,35 @@ def _attend(
 
     It starts the standby once the child serves.
     """
-    process, lifeline = child
-    ended = os.pidfd_open(process.pid)
+    process, lifeline, ended = child
     waited, rest = [ended, woken, lifeline.fileno()], b""
-    try:
-        while True:
-            while received:
-                number = received.popleft()
-                supervision.receive(number, time.monotonic())
-                process.send_signal(number)
-            kills_at = supervision.kills_at()
-            timeout_s = None if kills_at is None else max(kills_at - time.monotonic(), 0.0)
-            readable, _, _ = select.select(waited, [], [], timeout_s)
-            if woken in readable:
-                os.read(woken, LINE_BYTES)
-            if lifeline.fileno() in readable:
+    while True:
+        while received:
+            number = received.popleft()
+            supervision.receive(number, time.monotonic())
+            process.send_signal(number)
+        kills_at = supervision.kills_at()
+        timeout_s = None if kills_at is None else max(kills_at - time.monotonic(), 0.0)
+        readable, _, _ = select.select(waited, [], [], timeout_s)
+        if woken in readable:
+            os.read(woken, LINE_BYTES)
+        if lifeline.fileno() in readable:
+            data = b""
+            with contextlib.suppress(ConnectionError):  # it ended, and had not read its arguments
                 data = lifeline.recv(LINE_BYTES)
-                if not data:
-                    waited.remove(lifeline.fileno())
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    supervision.hear(line.decode(errors="replace"), time.monotonic())
-                if supervision.is_ready and not supervision.is_stopping:
-                    standby.prepare()
-            if ended in readable:
-                return process.wait()
-            if not readable and supervision.is_stalled(time.monotonic()):  # all lines were read
-                _log.error("%s gave no sign of life for too long (FLEET_SPARSE_STALL_S): it is killed", name)
-                process.kill()
-                return process.wait()
-    finally:
-        os.close(ended)
+            if not data:
+                waited.remove(lifeline.fileno())
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                supervision.hear(line.decode(errors="replace"), time.monotonic())
+            if supervision.is_ready and not supervision.is_stopping:
+                standby.prepare()
+        if ended in readable:
+            return process.wait()
+        if not readable and supervision.is_stalled(time.monotonic()):  # all lines were read
+            _log.error("%s gave no sign of life for too long (FLEET_SPARSE_STALL_S): it is killed", name)
+            process.kill()
+            return process.wait()
 
 
 def main(command: Sequence[str]) -> int:

@@ -524,6 +524,32 @@ def test_a_standby_ends_in_order_if_its_signs_were_not_read() -> None:
     assert ended.value.code == 0
 
 
+def test_a_child_dead_before_it_has_its_arguments_is_replaced() -> None:
+    waits = "lifeline._socket.recv(1, 2)  # MSG_PEEK: its arguments are there, and stay unread"
+    child = "print('serves', sys.argv[1], flush=True)\nlifeline.say('alive')\nsys.stdin.readline()\n"
+    child += "if not is_restart: os.kill(os.getpid(), signal.SIGKILL)"
+    supervisor = supervisor_of(
+        child, stdin=subprocess.PIPE, standby=f"{STANDS_BY}\n    {waits}\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert line_of(supervisor) == "serves 0"
+    assert line_of(supervisor).split()[:2] == ["stands", "by"]
+    assert "serves 2" in output_of(supervisor).splitlines()
+    assert supervisor.returncode == 0
+
+
+def test_a_child_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = []
+
+    def refuse(pid: int) -> int:
+        pids.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        Standby(["sleep", "60"], is_wanted=False).begin([])
+    assert not Path(f"/proc/{pids[0]}").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_standby_ends_with_its_supervisor(number: int) -> None:
     child = "lifeline.end_with_supervisor(60.0)\nlifeline.say('alive')\ntime.sleep(60)"
