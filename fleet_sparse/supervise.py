@@ -74,19 +74,21 @@ class Supervision:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.
         stall_s: Seconds without a sign of life after which the child is killed; and seconds that it has to end after a
             signal to stop.
-        is_silent_at_start: True if the child may take any time until its first sign of life.
+        is_script: True for a script of the user: it may take any time until its first sign of life, and whatever code
+            it ends with, it ended by itself.
 
     Attributes:
         options: Options that children set for the next start.
     """
 
-    def __init__(self, max_restarts: int, stall_s: float, *, is_silent_at_start: bool = False) -> None:
+    def __init__(self, max_restarts: int, stall_s: float, *, is_script: bool = False) -> None:
         self._max_restarts = max_restarts
         self._stall_s = stall_s
-        self._is_silent_at_start = is_silent_at_start
+        self._is_script = is_script
         self._restarted_at: deque[float] = deque()
         self._num_unsettled = 0
-        self._has_begun = False
+        self._num_begun = 0
+        self._has_spoken = False
         self._ready_at: float | None = None
         self._alive_at: float | None = None
         self._stopped_at: float | None = None
@@ -98,13 +100,15 @@ class Supervision:
 
     def begin(self, now: float) -> None:
         """A child was started."""
-        self._alive_at = None if self._is_silent_at_start else now
-        self._has_begun = True
+        self._alive_at = None if self._is_script else now
+        self._num_begun += 1
+        self._has_spoken = False
         self._ready_at = None
         self._has_lost = False
 
     def hear(self, line: str, now: float) -> None:
         """The child wrote a line."""
+        self._has_spoken = True
         if line in (STARTING, ALIVE):
             self._alive_at = now
         if line in (ALIVE, JOINED) and self._ready_at is None:
@@ -163,7 +167,7 @@ class Supervision:
             now: The time.
         """
         is_loss = status == _FAILED and self._has_lost and self._restarts_after_loss
-        if status in _FINAL_CODES and not is_loss:
+        if self._is_of_its_own(status) and not is_loss:
             return Decision(None, status)
         what = f"signal {-status} ended it" if status < 0 else f"it ended with code {status}"
         if is_loss:
@@ -173,10 +177,20 @@ class Supervision:
         is_settled = self._ready_at is not None and now - self._ready_at >= _SETTLED_S
         return self._restart(what, now, is_settled=is_settled)
 
+    def _is_of_its_own(self, status: int) -> bool:
+        """Returns whether the child ended by itself.
+
+        Python and the libraries that it loads end with 1, too, if there is no memory for them. A pserver says something
+        before it can find a fault, and the first one may have been started wrongly.
+        """
+        if self._is_script:
+            return status >= 0
+        return status == 0 or (status in _FINAL_CODES and (self._has_spoken or self._num_begun <= 1))
+
     def refuse(self, error: OSError, now: float) -> Decision:
         """The system refused to start a child."""
         what = f"it cannot be started: {error}"
-        return self._restart(what, now, is_settled=False) if self._has_begun else Decision(None, _FAILED, what)
+        return self._restart(what, now, is_settled=False) if self._num_begun else Decision(None, _FAILED, what)
 
     def _restart(self, what: str, now: float, *, is_settled: bool) -> Decision:
         while self._restarted_at and now - self._restarted_at[0] >= RESTARTS_WITHIN_S:
@@ -319,6 +333,8 @@ def run(
         name: Name of the child in the log.
         has_standby: True to start the program with the option `STANDBY`, too, as soon as a child serves.
     """
+    # If it is ignored, as whoever started this process may have left it, the kernel forgets how a child ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     generations, wake, woken = Generations(), *_signal_pipe()
     received: deque[int] = deque()
     for number in _PASSED_ON:
@@ -418,7 +434,7 @@ def main(command: Sequence[str]) -> int:
 
     settings = Settings.from_environment()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
-    supervision = Supervision(settings.restarts, settings.stall_s, is_silent_at_start=True)  # a script says nothing
+    supervision = Supervision(settings.restarts, settings.stall_s, is_script=True)
     return run(command, lambda _: (), supervision, "the worker")
 
 

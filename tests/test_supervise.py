@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fleet_sparse import supervise
-from fleet_sparse.lifeline import STARTING, TRY_AGAIN, Lifeline
+from fleet_sparse.lifeline import ALIVE, STARTING, TRY_AGAIN, Lifeline
 from fleet_sparse.local_pservers import child_environment
 from fleet_sparse.supervise import RESTARTS_WITHIN_S, Generations, Standby, Supervision
 from support.waits import wait_until
@@ -31,6 +31,34 @@ def supervision_of(max_restarts: int = 3, stall_s: float = 30.0) -> Supervision:
 def test_child_that_ended_by_itself_is_not_started_again(status: int) -> None:
     decision = supervision_of().end(status, 0.0)
     assert (decision.pause_s, decision.code) == (None, status)
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, TRY_AGAIN, 120, 255])
+def test_a_script_with_any_exit_code_ended_by_itself(status: int) -> None:
+    supervision = Supervision(3, 30.0, is_script=True)
+    for _ in range(2):
+        supervision.begin(0.0)
+    assert supervision.end(status, 0.0)[:2] == (None, status)
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_later_child_that_ended_in_silence_had_not_begun(status: int) -> None:
+    """As one that could not be imported for want of memory."""
+    supervision = supervision_of()
+    supervision.begin(0.0)
+    supervision.hear(ALIVE, 0.0)
+    supervision.end(KILLED, 1.0)
+    supervision.begin(1.0)
+    assert supervision.end(status, 2.0).pause_s == 0.0
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_later_child_that_said_something_ended_by_itself(status: int) -> None:
+    supervision = supervision_of()
+    for _ in range(2):
+        supervision.begin(0.0)
+    supervision.hear(STARTING, 0.0)
+    assert supervision.end(status, 0.0)[:2] == (None, status)
 
 
 @pytest.mark.parametrize("status", [KILLED, -int(signal.SIGSEGV), TRY_AGAIN, 3])
@@ -155,7 +183,7 @@ def test_child_that_is_silent_from_its_start_on_is_killed() -> None:
 
 
 def test_start_that_may_be_silent_is_no_stall() -> None:
-    supervision = Supervision(3, 30.0, is_silent_at_start=True)
+    supervision = Supervision(3, 30.0, is_script=True)
     supervision.begin(0.0)
     assert supervision.kills_at() is None
 
@@ -178,7 +206,7 @@ def test_child_that_died_before_it_served_had_not_settled() -> None:
 
 
 def test_script_that_joined_its_job_settles_and_may_be_silent() -> None:
-    supervision = Supervision(10, 30.0, is_silent_at_start=True)
+    supervision = Supervision(10, 30.0, is_script=True)
     pauses = []
     for now in (0.0, 100.0, 200.0):
         supervision.begin(now)
@@ -250,7 +278,7 @@ numbers = itertools.count()
 def arguments_of(start):
     return [str(next(numbers)), str(start.generation)]
 
-supervision = Supervision(2, float(sys.argv[1]), is_silent_at_start=bool(sys.argv[2]))
+supervision = Supervision(2, float(sys.argv[1]), is_script=bool(sys.argv[2]))
 sys.exit(run([sys.executable, "-c", CHILD], arguments_of, supervision, "child", has_standby=HAS_STANDBY))
 """
 
@@ -260,7 +288,7 @@ def supervisor_of(
     stall_s: float = 20.0,
     stdin: int | None = None,
     *,
-    is_silent_at_start: bool = False,
+    is_script: bool = False,
     standby: str = "",
 ) -> subprocess.Popen[str]:
     """A supervisor of a child that runs this code, behind that of a standby; its output is that of both."""
@@ -270,7 +298,7 @@ def supervisor_of(
     beginning += "    sys.argv[1:] = lifeline.await_arguments()\n"
     beginning += "    lifeline = take_lifeline()\nis_restart = sys.argv[1] != '0'\n"
     code = f"CHILD = {beginning + child!r}\nHAS_STANDBY = {bool(standby)}\n{SUPERVISOR}"
-    command = [sys.executable, "-c", code, str(stall_s), "1" * is_silent_at_start]
+    command = [sys.executable, "-c", code, str(stall_s), "1" * is_script]
     return subprocess.Popen(command, env=child_environment(), stdin=stdin, stdout=subprocess.PIPE, text=True)
 
 
@@ -294,6 +322,16 @@ def test_killed_child_is_started_again() -> None:
     supervisor = supervisor_of("print(int(sys.argv[2]), flush=True)\nif not is_restart: os.kill(os.getpid(), 9)")
     first, second = map(int, output_of(supervisor).split())
     assert first < second
+    assert supervisor.returncode == 0
+
+
+def test_killed_child_is_started_again_where_its_end_was_ignored() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as `trap '' CHLD` in the script of a container
+    try:
+        supervisor = supervisor_of("print('start', flush=True)\nif not is_restart: os.kill(os.getpid(), 9)")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert output_of(supervisor).split() == ["start"] * 2
     assert supervisor.returncode == 0
 
 
@@ -429,7 +467,7 @@ def test_child_that_cannot_stop_ends_after_its_supervisor() -> None:
 
 def test_child_that_never_says_that_it_is_alive_may_be_silent() -> None:
     child = "lifeline.restart_after_loss()\nlifeline.set_next('--a', 'b')\ntime.sleep(0.5)\nprint('end', flush=True)"
-    supervisor = supervisor_of(child, stall_s=0.1, is_silent_at_start=True)
+    supervisor = supervisor_of(child, stall_s=0.1, is_script=True)
     assert output_of(supervisor).split() == ["end"]
     assert supervisor.returncode == 0
 
