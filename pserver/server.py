@@ -131,8 +131,9 @@ def serve(options: Options, settings: Settings) -> None:
     _handle_stops(_exit)  # until there are requests to finish
     if options.lifeline is not None:
         options.lifeline.end_with_supervisor(settings.stall_s)
-    chosen = _check(options, settings)
-    credentials = Credentials.of(settings, is_pserver=True)
+    # A name may not be resolved, or a file system be away, for a while.
+    chosen = _patiently(partial(_check, options, settings), options, settings)
+    credentials = _patiently(partial(Credentials.of, settings, is_pserver=True), options, settings)
     is_socket = credentials.has_control_sockets and has_socket(chosen.control)
     # Before kernels are compiled and a snapshot is loaded.
     _patiently(partial(check_free, chosen.control, has_socket=is_socket), options, settings)
@@ -173,7 +174,7 @@ def _start(
     stack.callback(shard.close)
     if isinstance(shard, Shard) and shard.log is not None:
         stack.callback(close_log, shard.log)
-    streams = _streams(chosen, settings, credentials)
+    streams = _patiently(partial(_streams, chosen, settings, credentials), options, settings)
     data_plane = DataPlane(
         shard,
         max_frame_bytes=settings.max_frame_bytes,
@@ -198,7 +199,7 @@ def _start(
             data_endpoints=endpoints,
             settings=settings,
             stop=data_plane.stop,
-            finish=partial(_finish, shard, data_plane),
+            finish=partial(_finish, shard, data_plane, options.lifeline),
             loaded=loaded,
             supervised=None
             if options.lifeline is None
@@ -327,8 +328,10 @@ def _patiently(attempt: Callable[[], _Result], options: Options, settings: Setti
         time.sleep(RETRY_S)
 
 
-def _finish(shard: Shard, data_plane: DataPlane) -> None:
-    """Ends a pserver whose job has ended: nothing continues from its log."""
+def _finish(shard: Shard, data_plane: DataPlane, lifeline: Lifeline | None) -> None:
+    """Ends a pserver whose job has ended: nothing continues from its log, and no other one is started if it dies."""
+    if lifeline is not None:
+        lifeline.report_ending()
     if shard.log is not None:
         shard.log.is_finished = True
     data_plane.stop()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -69,12 +70,16 @@ def test_restarted_pserver_needs_to_see_the_newest_snapshot(tmp_path: Path) -> N
 
 
 class FakeLifeline:
-    """Counts the signs of life of a start."""
+    """Counts the signs of life of a start, and keeps the end."""
 
     num_signs = 0
+    is_ending = False
 
     def note_progress(self) -> None:
         self.num_signs += 1
+
+    def report_ending(self) -> None:
+        self.is_ending = True
 
 
 ADDRESS = Address("127.0.0.1", 0)
@@ -184,3 +189,49 @@ def test_a_lease_that_cannot_be_asked_for_names_its_setting(tmp_path: Path, coor
     settings = Settings(root=str(tmp_path), coordinator=coordinator, **LOGGED)
     with pytest.raises(SettingError, match=rf"^{variable}: "):
         lease_of(Options(0, 1, ADDRESS, (ADDRESS,)), settings)
+
+
+class Reached(Exception):
+    """A start came this far."""
+
+
+@pytest.fixture
+def without_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first three names are not resolved."""
+    failures = [socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")] * 3
+    resolve = socket.getaddrinfo
+
+    def resolve_later(*arguments: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return resolve(*arguments, **options)
+
+    def reach(*_: Any, **__: Any) -> None:
+        raise Reached
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_later)
+    monkeypatch.setattr(server, "RETRY_S", 0.0)
+    monkeypatch.setattr(server, "check_free", reach)
+    monkeypatch.setattr(server, "_handle_stops", lambda _: None)
+
+
+@pytest.mark.usefixtures("without_names")
+@pytest.mark.parametrize(("is_restart", "error"), [(False, SettingError), (True, Reached)])
+def test_a_restarted_pserver_waits_for_its_name(is_restart: bool, error: type[Exception]) -> None:
+    control = Address("localhost", 0)
+    with pytest.raises(error):
+        server.serve(Options(0, 1, control, (control,), is_restart=is_restart), Settings(failover_s=30.0))
+
+
+def test_the_end_of_a_job_is_told_before_its_pserver_stops() -> None:
+    """It may be killed at any time after that: nothing is to be started again."""
+    lifeline: Any = FakeLifeline()
+    told = []
+
+    class DataPlane:
+        def stop(self) -> None:
+            told.append(lifeline.is_ending)
+
+    stopped: Any = DataPlane()
+    server._finish(shard_of(SGD), stopped, lifeline)
+    assert told == [True]
