@@ -417,6 +417,12 @@ class Membership:
             worker.is_refused = True
             self._lose(registrant.worker_index, f"its registration was refused: {reason}")
 
+    def excuse(self, pause_s: float) -> None:
+        """Gives workers that are away more time: this process stood still, and could not hear who came back."""
+        for worker in self._workers.values():
+            if worker.away_since is not None:
+                worker.away_since += pause_s
+
     def find_lost(self, now: float) -> list[int]:
         """Returns the workers that are lost since the last call. If there are any, all barriers fail."""
         late = [

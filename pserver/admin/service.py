@@ -221,7 +221,9 @@ class ControlService:
             self.find_lost_workers()
             if not self._saves.is_saving:
                 self._checkpoints.begin_if_due()
+            slept_at = self._clock()
             await asyncio.sleep(self._lost_check_s)
+            self._membership.excuse(max(self._clock() - slept_at - self._lost_check_s, 0.0))
 
     def close(self) -> None:
         """Ends the work of other threads soon. Any thread may call it."""

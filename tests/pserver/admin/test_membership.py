@@ -274,6 +274,14 @@ def test_worker_of_a_job_with_steps_is_lost_within_seconds(mode: Mode) -> None:
     assert job.members.find_lost(5.1 + RECONNECT_S) == [1]
 
 
+def test_a_worker_has_more_time_if_nobody_could_hear_it_return() -> None:
+    job = Job(2, mode=Mode(SYNC))
+    job.leave(1, now=5.0)
+    job.members.excuse(10.0)
+    assert job.members.find_lost(15.0 + RECONNECT_S) == []
+    assert job.members.find_lost(15.1 + RECONNECT_S) == [1]
+
+
 @pytest.mark.guarantee("A5")
 def test_supervised_worker_with_bounded_lag_has_time_to_return() -> None:
     job = Job(2, mode=Mode(ASYNC, max_step_lag=2), returns_after_s=300.0)

@@ -417,6 +417,23 @@ def test_lost_worker_ends_the_barrier_of_the_others(held: HeldControl, present: 
     assert [(type(error), error.worker_index) for error in errors] == [(WorkerLost, lost)] * 2
 
 
+@in_loop
+async def test_a_pause_of_the_pserver_loses_no_worker(held: HeldControl) -> None:
+    held.service._lost_check_s = 0.0
+    await registered_workers(held, 2, mode=SYNC_MODE)
+    async with connected(held, 0):
+        async with connected(held, 1):
+            pass
+        watcher = asyncio.ensure_future(held.service.watch_workers())
+        await turns()
+        held.now += 10.0
+        await turns()
+        waiting = asyncio.ensure_future(held.start(barrier(0)))
+        async with connected(held, 1):
+            await asyncio.gather(waiting, held.start(barrier(1)))
+        watcher.cancel()
+
+
 # Exchanges
 
 
