@@ -142,7 +142,9 @@ class DirectoryCoordinator:
             descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            os.pwrite(descriptor, holder.to_json().ljust(_FILE_BYTES), 0)
+            content = holder.to_json().ljust(_FILE_BYTES)
+            os.pwrite(descriptor, content, 0)
+            os.truncate(descriptor, len(content))  # the spare file may have had a longer one
             os.fsync(descriptor)
             os.link(temporary, self._path(shard, number))
         except BaseException as error:

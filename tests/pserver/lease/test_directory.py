@@ -47,6 +47,13 @@ def test_the_file_of_a_suspended_holder_is_not_used_again(tmp_path: Path) -> Non
     assert os.stat(tmp_path / "shard.3").st_mtime_ns == modified_ns
 
 
+def test_nothing_of_a_longer_lease_stays_in_a_spare_file(tmp_path: Path) -> None:
+    for generation, ttl_s in enumerate((10.25, 10.25, 10.0, 10.0), 1):
+        coordinator = DirectoryCoordinator(tmp_path, "job" * 200)
+        assert coordinator.lease("shard", ttl_s) == generation
+        coordinator.close()
+
+
 @pytest.mark.parametrize(
     ("left_s", "is_locked", "stays"), [(-1.0, False, False), (-1.0, True, True), (60.0, False, True)]
 )
