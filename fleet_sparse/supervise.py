@@ -398,7 +398,7 @@ def _attend(
     It starts the standby once the child serves.
     """
     process, lifeline, ended = child
-    waited, rest = [ended, woken, lifeline.fileno()], b""
+    waited, rest, has_ended = [ended, woken, lifeline.fileno()], b"", False
     while True:
         while received:
             number = received.popleft()
@@ -420,8 +420,9 @@ def _attend(
                 supervision.hear(line.decode(errors="replace"), time.monotonic())
             if supervision.is_ready and not supervision.is_stopping:
                 standby.prepare()
-        if ended in readable:
+        if has_ended and lifeline.fileno() not in readable:
             return process.wait()
+        has_ended = ended in readable  # its last lines may have come after `select` had looked at them
         if not readable and supervision.is_stalled(time.monotonic()):  # all lines were read
             _log.error("%s gave no sign of life for too long (FLEET_SPARSE_STALL_S): it is killed", name)
             process.kill()

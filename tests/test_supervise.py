@@ -290,14 +290,18 @@ def supervisor_of(
     *,
     is_script: bool = False,
     standby: str = "",
+    beginning: str = "",
 ) -> subprocess.Popen[str]:
-    """A supervisor of a child that runs this code, behind that of a standby; its output is that of both."""
-    beginning = "import os, signal, sys, time\nfrom fleet_sparse.lifeline import take_lifeline\n"
-    beginning += "lifeline = take_lifeline()\n"
-    beginning += f"if '--standby' in sys.argv:\n    {standby or 'pass'}\n"
-    beginning += "    sys.argv[1:] = lifeline.await_arguments()\n"
-    beginning += "    lifeline = take_lifeline()\nis_restart = sys.argv[1] != '0'\n"
-    code = f"CHILD = {beginning + child!r}\nHAS_STANDBY = {bool(standby)}\n{SUPERVISOR}"
+    """A supervisor, which begins with code, of a child that runs this code, behind that of a standby.
+
+    Its output is that of both.
+    """
+    of_child = "import os, signal, sys, time\nfrom fleet_sparse.lifeline import take_lifeline\n"
+    of_child += "lifeline = take_lifeline()\n"
+    of_child += f"if '--standby' in sys.argv:\n    {standby or 'pass'}\n"
+    of_child += "    sys.argv[1:] = lifeline.await_arguments()\n"
+    of_child += "    lifeline = take_lifeline()\nis_restart = sys.argv[1] != '0'\n"
+    code = f"{beginning}CHILD = {of_child + child!r}\nHAS_STANDBY = {bool(standby)}\n{SUPERVISOR}"
     command = [sys.executable, "-c", code, str(stall_s), "1" * is_script]
     return subprocess.Popen(command, env=child_environment(), stdin=stdin, stdout=subprocess.PIPE, text=True)
 
@@ -413,6 +417,27 @@ def test_a_first_start_that_is_refused_is_one_message(tmp_path: Path) -> None:
     (line,) = found.stderr.splitlines()
     assert "ends: it cannot be started: [Errno 2]" in line
     assert found.returncode == 1
+
+
+SEES_THE_END_FIRST = """
+import select
+real, ends = select.select, []
+
+def sees_the_end_first(waited, *others):
+    if ends and waited[0] in ends:
+        return real(waited, *others)
+    ends.append(waited[0])
+    return real(waited[:1], *others)
+
+select.select = sees_the_end_first
+"""
+
+
+def test_last_lines_of_a_child_are_heard() -> None:
+    child = "print('start', flush=True)\nlifeline.restart_after_loss()\nlifeline.report_loss()\nsys.exit(not is_restart)"
+    supervisor = supervisor_of(child, beginning=SEES_THE_END_FIRST)
+    assert output_of(supervisor).split() == ["start"] * 2
+    assert supervisor.returncode == 0
 
 
 def test_stop_signal_reaches_the_child() -> None:
