@@ -114,6 +114,7 @@ def test_a_job_of_an_hour_loses_nothing_and_does_not_grow(kinds: Sequence[FaultK
     """No power is cut: for that no log is synced, and workers keep all of their pushes."""
     options = [argument for kind in kinds for argument in ("--kind", kind)]
     report = run("--minutes", "60", "--jobs", "1", "--mode", "async", "--faults", "100000", *options)
+    print(report)  # for the record: `pytest -rA` shows it
     assert report["discrepancies"] == []
     uses = [use for name, use in report["growth"].items() if name.startswith(roles)]
     assert len(uses) == 2 * len(roles)
