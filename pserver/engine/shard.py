@@ -166,14 +166,18 @@ class Shard:
         return entry
 
     def add_tables(self, specs: Sequence[TableSpec | DenseSpec], *, declared_by: str) -> None:
-        """Makes several tables, as `add_table`, or none if one of them is refused."""
+        """Makes several tables, as `add_table`, or none if another process declared one of them with another spec.
+
+        If one fails otherwise, those before it stay where the log has them: a replay makes them again.
+        """
         self.tables.check(specs, declared_by)
         before = set(self.tables)
         try:
             for spec in specs:
                 self.add_table(spec, declared_by=declared_by)
         except Exception:
-            self.tables.remove(set(self.tables) - before)
+            if self.log is None:
+                self.tables.remove(set(self.tables) - before)
             raise
 
     def clone_empty(self) -> Shard:
