@@ -639,10 +639,14 @@ class Shard:
         if self.log is None or not self._waiting_for_room:
             return
         for client_id, (header, record_bytes) in [*self._waiting_for_room.items()]:
-            if not self.log.has_room(record_bytes):
+            newest = self.ledger.newest(client_id)
+            is_taken = header.push_seq <= newest  # the client had sent it again by itself
+            if not (is_taken or self.log.has_room(record_bytes)):
                 continue
             del self._waiting_for_room[client_id]
-            expected = self.ledger.newest(header.client_id) + 1
+            if is_taken:
+                continue
+            expected = newest + 1
             again = Refusal(ErrorCode.GAP, f"header: the log has room again, send push {expected} again", expected)
             self.deferred_replies.append(DeferredReply(header, again))
 
