@@ -300,6 +300,19 @@ def test_a_table_that_could_not_be_made_is_not_in_the_log(tmp_path: Path, monkey
     assert [each.name for each in check_equal(shard).states()] == ["sgd"]
 
 
+@pytest.mark.parametrize("error", [PlanError("0.0 GiB left"), MemoryError("the system refused")])
+def test_a_log_that_memory_is_too_short_for_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise error
+
+    shard = logged_shard(tmp_path / "log", SGD)
+    monkeypatch.setattr(table_map, "make_table", refuse)
+    with pytest.raises(PlanError, match=rf"^log '.*': .* too little memory .*{error}.* free memory"):
+        recovered(shard)
+
+
 def add_two_tables(shard: Shard, monkeypatch: pytest.MonkeyPatch, *, fails: str) -> None:
     """Declares two tables, of which the second one finds no room in the log, or no memory."""
     assert shard.log is not None
