@@ -427,7 +427,7 @@ def make_shard(options: Options, settings: Settings, lease: Lease | None = None)
 
     Raises:
         SnapshotError: The snapshot cannot be read.
-        LogCorrupt, LogFull, LeaseLost: As `start_log`.
+        LogCorrupt, LogFull, LeaseLost, PlanError: As `start_log`.
         SettingError: More pservers should have rows than there are, or the system refuses the directory of the log.
     """
     if settings.row_shards > options.num_shards:

@@ -525,6 +525,17 @@ def _memory(_: Path) -> None:
 
 @entry(
     PlanError,
+    "log '<dir>/log': this machine has too little memory left for what the log has (PlanError: dense 'dense': the "
+    "range of shard 0 takes 0.0 GiB <...>). The log stays as it is: free memory, and start the pserver again",
+)
+def _log_in_little_memory(where: Path) -> None:
+    close(logged_shard(where / "log", DENSE))
+    with mock.patch.object(machine_memory, "available_bytes", return_value=0):
+        logged_shard(where / "log")
+
+
+@entry(
+    PlanError,
     "barrier 'c': worker 1 came here, worker 0 waits at 'b', and no worker is left to arrive. All workers should "
     "make the same calls in the same order",
 )

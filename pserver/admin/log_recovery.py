@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from fleet_sparse.core.placement import num_row_shards_of
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import LeaseLost, LogCorrupt, LogFull, SettingError
+from fleet_sparse.errors import LeaseLost, LogCorrupt, LogFull, PlanError, SettingError
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import LocalDirectory, is_url
 
@@ -91,6 +91,7 @@ def recover(shard: Shard, directory: Path, identity: LogIdentity | None = None) 
     Raises:
         LogCorrupt: Bytes are wrong, or it is the log of something else.
         SnapshotError: The rows file of the checkpoint cannot be read.
+        PlanError: This machine has too little memory left.
     """
     opened = _open(directory)
     return None if opened is None else _fill(shard, opened, identity, _ignore)
@@ -122,7 +123,7 @@ def start_log(
         True if the shard continues from a log.
 
     Raises:
-        LogCorrupt, SnapshotError: As `recover`.
+        LogCorrupt, SnapshotError, PlanError: As `recover`.
         LogFull: The disk has no room for the first segment of a log.
         LeaseLost: A process with a larger generation has begun to write the log.
     """
@@ -329,10 +330,20 @@ def _open(directory: Path) -> _Opened | None:
 
 
 def _fill(shard: Shard, opened: _Opened, identity: LogIdentity | None, on_progress: Callable[[], object]) -> Replayed:
-    found, checkpoint = opened.reader.identity, opened.checkpoint
+    found = opened.reader.identity
     if identity not in (None, found):
         raise corrupt(str(opened.directory), f"it is of {found}, should be of {identity}", 0)
-    directory = LocalDirectory(opened.directory.resolve())
+    try:
+        return _read(shard, opened, on_progress)
+    except (PlanError, MemoryError) as error:
+        raise PlanError(
+            f"log {str(opened.directory)!r}: this machine has too little memory left for what the log has "
+            f"({type(error).__name__}: {error}). The log stays as it is: free memory, and start the pserver again"
+        ) from error
+
+
+def _read(shard: Shard, opened: _Opened, on_progress: Callable[[], object]) -> Replayed:
+    checkpoint, directory = opened.checkpoint, LocalDirectory(opened.directory.resolve())
     if checkpoint is not None:
         files = [(directory.child(checkpoint_name(each.first_lsn)), each.file) for each in checkpoint.files]
         load_files(shard, files, on_progress=on_progress)

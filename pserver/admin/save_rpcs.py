@@ -67,6 +67,7 @@ class _Running:
         written: Ends with the file; None before that was requested.
         finished: Ends with the manifest; None before that was requested, and on other pservers than that of shard 0.
         ended: Ends when nothing of the save is left; None before it is to end.
+        idle_since: When it was first seen to do nothing, since something was requested last; None if it was not.
     """
 
     plan: messages.SavePlan
@@ -83,6 +84,12 @@ class _Running:
     written: asyncio.Task[messages.ShardFile] | None = None
     finished: asyncio.Task[messages.FinishSaveReply] | None = None
     ended: asyncio.Task[None] | None = None
+    idle_since: float | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """True while it is being cut, written or finished."""
+        return any(task is not None and not task.done() for task in (self.begun, self.written, self.finished))
 
     def is_new_to(self, request: messages.AwaitSaveRequest) -> bool:
         """Returns True for a worker that neither coordinates the save nor knows it."""
@@ -120,6 +127,7 @@ class SaveService:
         membership: Workers of the job.
         root: Directory or URL under which snapshots lie.
         positions_s: Seconds that a save waits for the workers' positions.
+        abandoned_after_s: Seconds after which a save is ended that does nothing, and of which nothing is requested.
         lineages: Snapshots of the job; those that are saved here are added.
         on_written: Called with the name of each complete snapshot with all rows, and its save id, once the file of this
             shard is durable: it may be committed from then on.
@@ -137,6 +145,7 @@ class SaveService:
         membership: Membership,
         root: str,
         positions_s: float,
+        abandoned_after_s: float,
         lineages: Lineages,
         on_written: Callable[[str, str], None],
         on_snapshot: Callable[[str], None],
@@ -149,6 +158,7 @@ class SaveService:
         self._membership = membership
         self._root = root
         self._positions_s = positions_s
+        self._abandoned_after_s = abandoned_after_s
         self._lineages = lineages
         self._on_written = on_written
         self._on_snapshot = on_snapshot
@@ -174,6 +184,24 @@ class SaveService:
             _log.warning("save %s: given up, its coordinator, worker %d, is lost", running.save.save_id, worker)
             self._begin_end(running, None)
         running.reported.send()
+
+    def end_abandoned(self, now: float) -> None:
+        """Ends a save whose end was lost, as one that was not committed. To be called again and again."""
+        running = self._running
+        if running is None or running.ended is not None:
+            return
+        if running.is_busy:
+            running.idle_since = None
+        elif running.idle_since is None:
+            running.idle_since = now
+        elif now - running.idle_since > self._abandoned_after_s:
+            _log.warning(
+                "save %s: given up, nothing was requested of it for %g s. Look into the log of worker %d",
+                running.save.save_id,
+                self._abandoned_after_s,
+                running.coordinator,
+            )
+            self._begin_end(running, None)
 
     def close(self) -> None:
         """Ends the work of other threads soon. Any thread may call it."""
@@ -533,6 +561,7 @@ class SaveService:
         self._check_not_ended(save_id)
         if self._running is None or self._running.save.save_id != save_id or not self._running.is_cut:
             raise SnapshotError(f"save {save_id}: it has not begun here; the pserver may have been started again")
+        self._running.idle_since = None
         return self._running
 
     def _check_not_ended(self, save_id: str) -> None:

@@ -132,6 +132,8 @@ class ControlService:
             membership=self._membership,
             root=settings.root,
             positions_s=settings.positions_s,
+            # A shard that has written its file hears nothing until all have, and the manifest is written.
+            abandoned_after_s=2 * (settings.barrier_s + max(settings.deadline_s, settings.failover_s)),
             lineages=lineages,
             on_written=_ignore if supervised is None else supervised.on_written,
             on_snapshot=on_snapshot,
@@ -216,9 +218,10 @@ class ControlService:
         return await self._calls[method](request)
 
     async def watch_workers(self) -> None:
-        """Looks for lost workers periodically, until it is cancelled."""
+        """Looks for lost workers and abandoned saves periodically, until it is cancelled."""
         while True:
             self.find_lost_workers()
+            self._saves.end_abandoned(self._clock())
             if not self._saves.is_saving:
                 self._checkpoints.begin_if_due()
             slept_at = self._clock()

@@ -166,14 +166,18 @@ class Shard:
         return entry
 
     def add_tables(self, specs: Sequence[TableSpec | DenseSpec], *, declared_by: str) -> None:
-        """Makes several tables, as `add_table`, or none if one of them is refused."""
+        """Makes several tables, as `add_table`, or none if another process declared one of them with another spec.
+
+        If one fails otherwise, those before it stay where the log has them: a replay makes them again.
+        """
         self.tables.check(specs, declared_by)
         before = set(self.tables)
         try:
             for spec in specs:
                 self.add_table(spec, declared_by=declared_by)
         except Exception:
-            self.tables.remove(set(self.tables) - before)
+            if self.log is None:
+                self.tables.remove(set(self.tables) - before)
             raise
 
     def clone_empty(self) -> Shard:
@@ -635,10 +639,14 @@ class Shard:
         if self.log is None or not self._waiting_for_room:
             return
         for client_id, (header, record_bytes) in [*self._waiting_for_room.items()]:
-            if not self.log.has_room(record_bytes):
+            newest = self.ledger.newest(client_id)
+            is_taken = header.push_seq <= newest  # the client had sent it again by itself
+            if not (is_taken or self.log.has_room(record_bytes)):
                 continue
             del self._waiting_for_room[client_id]
-            expected = self.ledger.newest(header.client_id) + 1
+            if is_taken:
+                continue
+            expected = newest + 1
             again = Refusal(ErrorCode.GAP, f"header: the log has room again, send push {expected} again", expected)
             self.deferred_replies.append(DeferredReply(header, again))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -25,7 +26,7 @@ from .log_format import (
     SegmentHeader,
     pack_head,
 )
-from .segment_ahead import SegmentAhead
+from .segment_ahead import SegmentAhead, reserve
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ SEGMENT_BYTES = 256 << 20
 _MAX_PARTS = 1000  # of one write; the system allows 1024
 _MAX_WAIT_S = 1.0
 """Longest time between two attempts to allocate a segment."""
+_NO_FILE = (errno.EMFILE, errno.ENFILE)
 _LAST_SHARE = 16
 """A segment is synced when this part of it is left, so that the sync before the next one has little to write."""
 
@@ -120,6 +122,7 @@ class LogWriter:
         self._newest_begin = 0  # where the newest record begins
         self._valid_end = 0  # where the segment is cut off after a fault
         self._is_name_durable = True  # of the segment
+        self._names = -1  # the directory, open so that its names can be synced while the system opens no file
         self._ended: deque[tuple[int, int]] = deque()  # segments before, and where their content ends
         self._is_sync_wanted = False
         self._is_closed = False
@@ -165,7 +168,7 @@ class LogWriter:
         head, checksum = pack_head(kind, lsn, self._newest_checksum, self.durable_lsn, step, counts, parts)
         num_bytes = len(head) + sum(map(len, parts))
         if num_bytes + (0 if kind is Kind.VOID else HEAD_BYTES) > self._end - self._offset:
-            self.begin_segment(num_bytes)
+            self._make_room(num_bytes)
         try:
             _write(self._segment, [head, *parts], self._offset)
         except OSError as error:
@@ -236,6 +239,7 @@ class LogWriter:
 
         Raises:
             LogFull: The disk has no room. The segment before is continued.
+            OSError: The system opens no file now. Likewise.
             LogFailed: As `append`.
             LeaseLost: As `exclusive`.
         """
@@ -243,7 +247,24 @@ class LogWriter:
             with self.exclusive():
                 return self._begin_segment(num_bytes)
         except OSError as error:
+            if error.errno in _NO_FILE:
+                raise
             raise self._fail(error, self._offset) from error
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Begins a segment for a record; while the system opens no file, makes this one longer.
+
+        That needs no `LOCK`: what is appended behind a later writer's first record counts for nothing.
+        """
+        try:
+            self.begin_segment(num_bytes)
+        except OSError:
+            end = self._offset + max(num_bytes + HEAD_BYTES, self._segment_bytes // _LAST_SHARE)
+            try:
+                reserve(self.directory, self._segment, self._end, end)
+            except OSError as error:
+                raise self._fail(error, self._offset) from error
+            self._end = end
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -272,6 +293,7 @@ class LogWriter:
             _log.warning("%s. Pushes wait until there is room", error)
         sync_names(self.directory)
         self._is_name_durable = True
+        self._names = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _begin_segment(self, num_bytes: int) -> int:
         first_lsn, needed = self.newest_lsn + 1, HEADER_BYTES + num_bytes + HEAD_BYTES
@@ -304,7 +326,7 @@ class LogWriter:
             try:
                 os.fdatasync(self._segment)
                 if not self._is_name_durable:
-                    sync_names(self.directory)
+                    os.fsync(self._names)
                     self._is_name_durable = True
             except OSError as error:
                 raise self._fail(error, self._valid_end) from error
@@ -342,6 +364,7 @@ class LogWriter:
             self._close_ended()
             self._ahead.close()
             os.close(self._segment)
+            os.close(self._names)
 
     def _cut_off(self) -> None:
         """Cuts off what may not be durable, as a loss of power would: no record of it was needed."""

@@ -14,7 +14,7 @@ from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.mode import parse_mode
 from fleet_sparse.core.spec_json import parse_spec
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import FleetSparseError, SnapshotError
+from fleet_sparse.errors import FleetSparseError, PlanError, SnapshotError
 from fleet_sparse.wire.frame_format import Action, Block
 
 from ..engine.jobs import JobsState
@@ -79,6 +79,7 @@ def replay(
     Raises:
         LogCorrupt: Bytes are wrong.
         SnapshotError: As `load_rows`.
+        PlanError, MemoryError: This machine has too little memory left.
     """
     directory = reader.directory
     num_records, num_bytes, has_changes, control = 0, 0, False, ControlState()
@@ -110,9 +111,9 @@ def replay(
                     _carry_out(shard, record, control)
             elif number == 0 and begins_with_state:
                 control = _restore(shard, json.loads(record.body), record)
-        except SnapshotError:
-            raise  # of a rows file, which its message names
-        except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
+        except (SnapshotError, PlanError, MemoryError):
+            raise  # of a rows file, which its message names; or memory is short, and the log is right
+        except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError) as error:
             what = f"record {record.head.lsn} cannot be replayed ({type(error).__name__}: {error})"
             raise corrupt(str(directory), what, 0) from error
     if save is not None:

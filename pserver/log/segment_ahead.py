@@ -75,7 +75,7 @@ class SegmentAhead:
         if not self.is_there:
             self._allocate(max(self._segment_bytes, needed_bytes))
         elif self._num_bytes < needed_bytes:
-            self._reserve(self._descriptor, self._num_bytes, needed_bytes)
+            reserve(self._directory, self._descriptor, self._num_bytes, needed_bytes)
             self._num_bytes = needed_bytes
 
     def allocate_small(self) -> None:
@@ -118,7 +118,7 @@ class SegmentAhead:
             self._path.unlink()  # what an attempt left that was interrupted
         segment = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            self._reserve(segment, 0, num_bytes)
+            reserve(self._directory, segment, 0, num_bytes)
             os.fdatasync(segment)  # so that later syncs write its records only
         except (LogFull, OSError):
             os.close(segment)
@@ -126,15 +126,21 @@ class SegmentAhead:
             raise
         self._descriptor, self._num_bytes = segment, num_bytes
 
-    def _reserve(self, segment: int, former_bytes: int, num_bytes: int) -> None:
-        """Makes a file longer, or leaves it as it is."""
-        try:
-            os.posix_fallocate(segment, 0, num_bytes)
-        except OSError as error:
-            os.ftruncate(segment, former_bytes)
-            if error.errno in _NO_ROOM:
-                raise LogFull(
-                    f"{self._directory}: the disk has no room for a segment of {num_bytes >> 20} MiB of the log. Free "
-                    "some, or set FLEET_SPARSE_LOG to another disk"
-                ) from error
-            raise
+
+def reserve(directory: Path, segment: int, former_bytes: int, num_bytes: int) -> None:
+    """Makes the file of a segment longer, or leaves it as it is.
+
+    Raises:
+        LogFull: The disk has no room.
+        OSError: The system refuses.
+    """
+    try:
+        os.posix_fallocate(segment, 0, num_bytes)
+    except OSError as error:
+        os.ftruncate(segment, former_bytes)
+        if error.errno in _NO_ROOM:
+            raise LogFull(
+                f"{directory}: the disk has no room for a segment of {num_bytes >> 20} MiB of the log. Free some, or "
+                "set FLEET_SPARSE_LOG to another disk"
+            ) from error
+        raise

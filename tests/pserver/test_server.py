@@ -3,11 +3,13 @@ from __future__ import annotations
 import socket
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fleet_sparse import machine_memory
 from fleet_sparse.errors import LeaseLost, SettingError, SnapshotError
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.pserver import server
@@ -19,7 +21,7 @@ from fleet_sparse.snapshot.directory import MANIFEST
 from support.fake_coordinator import FakeCoordinator
 from support.logs import close
 from support.saves import save
-from support.shards import SGD, FrameClient, floats, ids_of, push
+from support.shards import DENSE, SGD, FrameClient, floats, ids_of, push
 from support.shards import make_shard as shard_of
 
 
@@ -176,6 +178,21 @@ def test_a_log_that_another_one_writes_ends_the_lease(tmp_path: Path) -> None:
 
 def fail(*arguments: Any, **more: Any) -> None:
     raise SnapshotError("the disk is full")
+
+
+def test_a_restart_waits_while_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, settings = Options(0, 1, ADDRESS, (ADDRESS,), is_restart=True), Settings(root=str(tmp_path), **LOGGED)
+    shard, _ = make_shard(options, settings)
+    shard.add_table(DENSE)
+    close(shard)
+    available_bytes = [0, 1 << 30]
+    monkeypatch.setattr(machine_memory, "available_bytes", lambda: available_bytes.pop(0))
+    monkeypatch.setattr(server, "RETRY_S", 0.0)
+    _, lease, again, _ = server._patiently(partial(take_shard, options, settings), options, settings)
+    assert [each.name for each in again.states()] == [DENSE.name]
+    assert lease is not None
+    close(again)
+    lease.release()
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,8 @@ class SnapshotRpcs:
     ) -> list[FleetSparseError]:
         """Tells every shard that a save has ended; returns the errors of those that did not end it, which are logged.
 
-        A shard that has not ended a save ends it when the next one begins, as one without a snapshot. A committed one
-        therefore waits for pservers that are being started again.
+        A shard that has not ended a save ends it when the next one begins, or after a long time, as one without a
+        snapshot. A committed one therefore waits for pservers that are being started again.
 
         Args:
             save_id: Id of the save.

@@ -16,7 +16,7 @@ from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import WorkerPosition
 from fleet_sparse.wire import control_pb2 as messages
-from support.controls import HeldControl, num_removed, registration, shrink_request
+from support.controls import HeldControl, attendance, num_removed, registration, shrink_request
 from support.coordinators import (
     Coordinator,
     SlowWrites,
@@ -299,6 +299,72 @@ async def test_save_ends_with_its_coordinator(held: HeldControl) -> None:
             await coordinator.begin()
             await asyncio.sleep(0)
     watching.cancel()
+
+
+async def watch(held: HeldControl, after_s: float = 0.0) -> None:
+    """Has the pserver look at its saves once, later."""
+    held.now += after_s
+    watching = asyncio.ensure_future(held.service.watch_workers())
+    await turns()
+    watching.cancel()
+
+
+async def begun_by_a_worker_that_stays(held: HeldControl) -> tuple[Coordinator, asyncio.Future[Any]]:
+    """Begins a save; returns its coordinator, and the call that lasts as long as its connection."""
+    await held.start(registration(SGD))
+    attending = asyncio.ensure_future(held.start(attendance(0)))
+    await turns()
+    coordinator = Coordinator(held)
+    await coordinator.begin()
+    return coordinator, attending
+
+
+ABANDONED_S = 2 * (1800.0 + 300.0)
+"""As of the settings by default."""
+
+
+@pytest.mark.parametrize("is_written", [False, True], ids=["cut", "written"])
+@in_loop
+async def test_save_whose_end_was_lost_is_given_up(held: HeldControl, is_written: bool) -> None:
+    coordinator, _attending = await begun_by_a_worker_that_stays(held)
+    if is_written:
+        await coordinator.write()
+    await watch(held)
+    await watch(held, ABANDONED_S + 1)
+    assert num_removed(await held.start(shrink_request(1))) == 0
+
+
+@in_loop
+async def test_late_end_of_a_save_that_was_given_up_is_refused(held: HeldControl) -> None:
+    coordinator, _attending = await begun_by_a_worker_that_stays(held)
+    finished = await coordinator.finish(await coordinator.write())
+    await watch(held)
+    await watch(held, ABANDONED_S + 1)
+    with pytest.raises(SnapshotError, match="does not know it"):
+        await coordinator.end(finished)
+
+
+@in_loop
+async def test_save_that_waits_for_other_shards_is_not_given_up(held: HeldControl) -> None:
+    coordinator, _attending = await begun_by_a_worker_that_stays(held)
+    await watch(held)
+    await watch(held, ABANDONED_S - 1)
+    written = await coordinator.write()
+    await watch(held, ABANDONED_S - 1)
+    await watch(held, ABANDONED_S - 1)
+    await coordinator.end(await coordinator.finish(written))
+
+
+@in_loop
+async def test_save_that_writes_for_long_is_not_given_up(held: HeldControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowWrites(monkeypatch)
+    coordinator, _attending = await begun_by_a_worker_that_stays(held)
+    writing = asyncio.ensure_future(coordinator.write())
+    await until(slow.begun.is_set)
+    await watch(held)
+    await watch(held, ABANDONED_S + 1)
+    slow.go_on.set()
+    await coordinator.end(await coordinator.finish(await writing))
 
 
 @in_loop

@@ -23,7 +23,8 @@ from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Frame, Op
 from support.logs import close, logged_shard, recovered, small_writer, state_of
-from support.shards import CLIENT, SGD, FrameClient, code_of, floats, ids_of, late_replies, pull, push
+from support.shards import CLIENT, SGD, FrameClient, answer, code_of, floats, ids_of, late_replies, pull, push
+from support.steps import SYNC_MODE, asks_for, make_job, one
 from support.streams import StreamSocket
 
 MAX_BYTES = 1 << 20
@@ -388,6 +389,20 @@ def test_a_push_that_waited_is_asked_for_once_there_is_room(tmp_path: Path) -> N
     (reply,) = late_replies(shard)
     assert reply.error is not None
     assert (reply.error.code, reply.error.number, reply.header.request_id) == (ErrorCode.GAP, 1, 9)
+    shard.end_waits_for_room()
+    assert late_replies(shard) == []
+    close(shard)
+
+
+def test_a_push_that_was_taken_meanwhile_is_not_asked_for(tmp_path: Path) -> None:
+    shard, (worker, _) = make_job(SYNC_MODE, 2, shard=logged_shard(tmp_path / "log", SGD))
+    assert shard.log is not None
+    shard.log.writer.full_since = 0.0
+    shard.log._failover_s = 1e9
+    frame = worker.frame(Op.PUSH_PULL, one(1.0), asks_for(SGD, 7))
+    assert answer(shard, frame).header.op is Op.WAIT
+    shard.log.writer.full_since = None
+    assert answer(shard, frame).header.op is Op.WAIT  # for the other worker
     shard.end_waits_for_room()
     assert late_replies(shard) == []
     close(shard)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -417,6 +419,58 @@ def test_the_segment_ahead_stays_if_a_larger_one_has_no_room(tmp_path: Path, mon
     assert writer.append(Kind.TABLE, parts=[bytes(1024)]) == 3
     writer.close()
     assert len(bodies(tmp_path)) == 3
+
+
+@contextmanager
+def without_files() -> Iterator[None]:
+    """Has the system open no file more for this process."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_name_is_synced_while_no_file_can_be_opened(tmp_path: Path) -> None:
+    writer = small_writer(tmp_path)
+    writer.begin_segment()
+    append(writer, b"one")
+    with without_files():
+        writer.sync()
+    assert writer.durable_lsn == 1
+    writer.close()
+
+
+def test_a_segment_grows_while_no_file_can_be_opened(tmp_path: Path) -> None:
+    writer = small_writer(tmp_path, segment_bytes=512)
+    texts = [bytes([number]) * 200 for number in range(1, 9)]
+    with without_files():
+        append(writer, *texts[:4])
+    assert len(LogReader(tmp_path).paths) == 1
+    append(writer, *texts[4:])
+    assert len(LogReader(tmp_path).paths) > 1
+    writer.close()
+    assert bodies(tmp_path) == texts
+
+
+def test_no_segment_grows_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = small_writer(tmp_path, segment_bytes=512)
+    make_room = without_room(monkeypatch)
+    with without_files(), pytest.raises(LogFull):
+        writer.append(Kind.TABLE, parts=[bytes(512)])
+    make_room()
+    assert writer.append(Kind.TABLE, parts=[bytes(512)]) == 1
+    writer.close()
+
+
+def test_a_segment_that_could_not_begin_is_no_fault(tmp_path: Path) -> None:
+    writer = small_writer(tmp_path)
+    with without_files(), pytest.raises(OSError, match="Too many open files"):
+        writer.begin_segment()
+    append(writer, b"one")
+    writer.close()
+    assert bodies(tmp_path) == [b"one"]
 
 
 def test_unused_room_of_a_segment_is_given_back(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import itertools
 import os
 import shutil
 import threading
@@ -19,9 +21,10 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.row_bound import NO_VERSION, RowBound
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import LogCorrupt, LogFull, PlanError, SettingError
+from fleet_sparse.errors import LogCorrupt, LogFull, PlanError, SettingError, TableMismatch
 from fleet_sparse.pserver.admin.log_recovery import log_directory, recover, start_log, write_checkpoint
 from fleet_sparse.pserver.admin.staged_rows import StagedRows
+from fleet_sparse.pserver.engine import table_map
 from fleet_sparse.pserver.engine.shard import Shard
 from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
 from fleet_sparse.pserver.log.log_format import Kind, record_ends
@@ -295,6 +298,55 @@ def test_a_table_that_could_not_be_made_is_not_in_the_log(tmp_path: Path, monkey
         with pytest.raises(PlanError):
             shard.add_tables([ADAM], declared_by="worker 0")
     assert [each.name for each in check_equal(shard).states()] == ["sgd"]
+
+
+@pytest.mark.parametrize("error", [PlanError("0.0 GiB left"), MemoryError("the system refused")])
+def test_a_log_that_memory_is_too_short_for_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise error
+
+    shard = logged_shard(tmp_path / "log", SGD)
+    monkeypatch.setattr(table_map, "make_table", refuse)
+    with pytest.raises(PlanError, match=rf"^log '.*': .* too little memory .*{error}.* free memory"):
+        recovered(shard)
+
+
+def add_two_tables(shard: Shard, monkeypatch: pytest.MonkeyPatch, *, fails: str) -> None:
+    """Declares two tables, of which the second one finds no room in the log, or no memory."""
+    assert shard.log is not None
+    where, name, error = {
+        "log": (shard.log.writer, "append", LogFull("no room")),
+        "memory": (table_map, "make_table", PlanError("no memory")),
+    }[fails]
+    real, calls = getattr(where, name), itertools.count(1)
+
+    def refuse_second(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == 2:
+            raise error
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, refuse_second)
+        with pytest.raises(type(error)):
+            shard.add_tables([SGD, ADAM], declared_by="worker 0")
+
+
+@pytest.mark.parametrize("fails", ["log", "memory"])
+def test_a_table_of_the_log_stays_if_the_next_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    shard = logged_shard(tmp_path / "log")
+    add_two_tables(shard, monkeypatch, fails=fails)
+    assert [each.name for each in check_equal(shard).states()] == ["sgd"]
+
+
+def test_another_spec_of_a_table_of_the_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = logged_shard(tmp_path / "log")
+    add_two_tables(shard, monkeypatch, fails="log")
+    with pytest.raises(TableMismatch):
+        shard.add_tables([dataclasses.replace(SGD, dim=3)], declared_by="worker 0")
 
 
 def train(shard: Shard) -> None:
