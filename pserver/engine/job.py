@@ -259,7 +259,7 @@ class Job:
     def restore_step(self, client_ids: Sequence[bytes], step: int) -> None:
         """Records that clients pushed all steps up to one, as a log says."""
         for client_id in client_ids:
-            self.clock.restore(self._workers[client_id], step)
+            self.clock.skip_to(self._workers[client_id], step)
 
     def rejoin_all(self) -> list[Watermark]:
         """If all workers left, all rejoin: returns their LEAVE pushes, which are then done; empty otherwise."""

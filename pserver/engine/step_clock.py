@@ -46,10 +46,6 @@ class StepClock:
         """Returns the newest step that each worker pushed."""
         return list(self._steps)
 
-    def restore(self, worker: int, step: int) -> None:
-        """Records that a worker pushed all steps up to one, as a log says."""
-        self._steps[worker] = step
-
     def leave(self, worker: int) -> None:
         """Takes a worker out of the step group."""
         self._left[worker] = True
