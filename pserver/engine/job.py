@@ -251,6 +251,11 @@ class Job:
         """LEAVE of each worker that left the step group and waits for the others."""
         return list(self._left.values())
 
+    @property
+    def num_left(self) -> int:
+        """Number of workers that left the step group and wait for the others."""
+        return len(self._left)
+
     def restore_left(self, mark: Watermark) -> None:
         """Takes the worker of a client out of the step group, as a log says; `mark` has its LEAVE."""
         self._left[mark.client_id] = mark
@@ -259,17 +264,15 @@ class Job:
     def restore_step(self, client_ids: Sequence[bytes], step: int) -> None:
         """Records that clients pushed all steps up to one, as a log says."""
         for client_id in client_ids:
-            self.clock.restore(self._workers[client_id], step)
+            self.clock.skip_to(self._workers[client_id], step)
 
-    def rejoin_all(self) -> list[Watermark]:
-        """If all workers left, all rejoin: returns their LEAVE pushes, which are then done; empty otherwise."""
-        if not self.clock.rejoin_all():
-            return []
+    def rejoin_all(self) -> None:
+        """All workers, which have left, rejoin: their LEAVE pushes are done."""
+        self.clock.rejoin_all()
         self.prepared = PreparedStep()
         self._staged.clear()
         self._has_prepared.clear()
-        left, self._left = list(self._left.values()), {}
-        return left
+        self._left.clear()
 
     # Deferred requests
 

@@ -244,7 +244,7 @@ class Jobs:
             for client_id, worker in state.members.items():
                 job.join(worker, bytes.fromhex(client_id))
             for worker, step in enumerate(state.steps):
-                job.clock.restore(worker, step)
+                job.clock.skip_to(worker, step)
             job.failure = _error_of(state.failure)
 
 

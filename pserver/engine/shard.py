@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from ..log.shard_log import ShardLog
 
 _FLOAT_BYTES = 4
-_GROWS = PUSHES - {Op.COMMIT, Op.LEAVE}
-"""Ops that wait while the log has no room; the others complete what it has room for."""
 
 
 @dataclass(slots=True)
@@ -349,8 +347,8 @@ class Shard:
         if verdict is Verdict.GAP:
             raise self._gap_before(header)
         is_new_push = verdict is Verdict.NEW
-        if is_new_push and self.log is not None and header.op in _GROWS:
-            record_bytes = self._most_record_bytes(self.log, blocks)
+        if is_new_push and self.log is not None:
+            record_bytes = self._most_record_bytes(self.log, header.op, blocks)
             if not self.log.has_room(record_bytes):
                 self.log.check_waits(record_bytes)
                 self._waiting_for_room[client_id] = header, record_bytes
@@ -420,7 +418,7 @@ class Shard:
             or (client_id not in self._jobs.pushing and not self._jobs.admits(client_id, Op.PUSH))
             or self.ledger.judge_push(client_id, header.push_seq) is not Verdict.NEW
             or self.ledger.has_staged(client_id)
-            or (self.log is not None and not _has_room_for(self.log, frame))
+            or (self.log is not None and not self._has_room_for(self.log, frame))
         ):
             return None
         push = self.plain_frames.check_push(frame, client_id)
@@ -435,13 +433,23 @@ class Shard:
         self.counters.num_pushed_rows += self.commit([watermark], [push])
         return Reply(Op.ACK, [], header.push_seq, 0)
 
-    def _most_record_bytes(self, log: ShardLog, blocks: Sequence[Block]) -> int:
-        """Returns a bound for the bytes of the record of a push, or of the step that it completes."""
+    def _most_record_bytes(self, log: ShardLog, op: Op, blocks: Sequence[Block]) -> int:
+        """Returns a bound for the bytes of the record of a push, or of the step and the REJOIN that it completes."""
         job = self._jobs.current
         column_bytes, num_blocks = sum(map(_column_bytes, blocks)), len(blocks)
-        if job is None or not job.is_sync:
+        if job is None:
             return log.most_record_bytes(column_bytes, num_blocks)
-        return log.most_record_bytes(column_bytes + job.staged_bytes, num_blocks + job.num_staged, job.num_workers)
+        num_marks, num_records = 1 + job.num_left, 1
+        if job.is_sync:
+            column_bytes, num_blocks = column_bytes + job.staged_bytes, num_blocks + job.num_staged
+            num_marks += job.num_workers
+        if op is Op.LEAVE:
+            num_marks, num_records = num_marks + job.num_workers, 2
+        return log.most_record_bytes(column_bytes, num_blocks, num_marks, num_records)
+
+    def _has_room_for(self, log: ShardLog, frame: PlainFrame) -> bool:
+        num_marks = 1 if self.job is None else 1 + self.job.num_left
+        return log.has_room(log.most_record_bytes(frame.column_bytes, frame.num_blocks, num_marks))
 
     def commits_at_once(self) -> bool:
         """Returns whether the push of a step is a step of its own, whose scales are weights without an effect."""
@@ -557,7 +565,8 @@ class Shard:
         num_rows = 0
         self.ledger.check_new(watermarks)
         if self.log is not None:
-            self.log.commit(watermarks, mutations, progress, () if self.job is None else self.job.left)
+            left = () if self.job is None or progress.rejoins else self.job.left
+            self.log.commit(watermarks, mutations, progress, left)
         for index, mutation in enumerate(mutations):
             try:
                 if isinstance(mutation, PlainPush):
@@ -750,10 +759,6 @@ class Shard:
             except Exception as error:
                 outcome = error
             self.deferred_replies.append(DeferredReply(header, outcome))
-
-
-def _has_room_for(log: ShardLog, frame: PlainFrame) -> bool:
-    return log.has_room(log.most_record_bytes(frame.column_bytes, frame.num_blocks))
 
 
 def _column_bytes(block: Block) -> int:

@@ -46,10 +46,6 @@ class StepClock:
         """Returns the newest step that each worker pushed."""
         return list(self._steps)
 
-    def restore(self, worker: int, step: int) -> None:
-        """Records that a worker pushed all steps up to one, as a log says."""
-        self._steps[worker] = step
-
     def leave(self, worker: int) -> None:
         """Takes a worker out of the step group."""
         self._left[worker] = True
@@ -58,11 +54,13 @@ class StepClock:
         """Puts a worker into the step group again. What is complete may then be less than before."""
         self._left[worker] = False
 
-    def rejoin_all(self) -> bool:
-        """If all workers left, all rejoin and continue from the newest step. Returns whether they did."""
-        if not all(self._left):
-            return False
+    @property
+    def have_all_left(self) -> bool:
+        """True if no worker is in the step group: all are due to rejoin."""
+        return all(self._left)
+
+    def rejoin_all(self) -> None:
+        """All workers, which have left, rejoin and continue from the newest step."""
         newest = self.complete
         self._steps = [newest] * len(self._steps)
         self._left = [False] * len(self._left)
-        return True

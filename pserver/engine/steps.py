@@ -163,8 +163,9 @@ class Steps:
         except Exception as error:  # not caused by one worker's push
             job.fail(ErrorCode.STEP_FAILED, _reason_of(error), step=job.staged_step)
             raise
-        if watermarks := job.rejoin_all():
-            self._commit(watermarks, [], Progress(rejoins=True))
+        if job.clock.have_all_left:
+            self._commit(job.left, [], Progress(rejoins=True))
+            job.rejoin_all()
 
     def restore_prepared(self, job: Job, step: int, pushes: list[Push]) -> None:
         """Makes a merged step the one that COMMIT applies."""

@@ -43,7 +43,7 @@ from ..tables.mutations import Assignment, Change, CopyMutation, DayEnd, Mutatio
 from ..tables.shrunk import ShrunkTable
 from .control_state import KIND_OF, ControlChange, ControlState, CutSave, DoneShrink, encoded_change
 from .loaded_rows import LoadedRows
-from .log_format import MARK_BYTES, Kind, pack_marks, padded
+from .log_format import HEAD_BYTES, MARK_BYTES, Kind, pack_marks, padded
 from .log_writer import LogWriter
 
 _log = logging.getLogger(__name__)
@@ -275,15 +275,17 @@ class ShardLog:
         return self.writer.full_since is not None
 
     @staticmethod
-    def most_record_bytes(column_bytes: int, num_blocks: int, num_marks: int = 1) -> int:
-        """Returns a bound for the bytes of the record of a push, or of a step, behind its head.
+    def most_record_bytes(column_bytes: int, num_blocks: int, num_marks: int = 1, num_records: int = 1) -> int:
+        """Returns a bound for the bytes of the records of a push, or of a step, behind the head of the first.
 
         Args:
-            column_bytes: Most bytes of its columns.
+            column_bytes: Most bytes of their columns.
             num_blocks: Most blocks.
-            num_marks: Most marks.
+            num_marks: Most marks, of workers that left, too.
+            num_records: Most records.
         """
-        return column_bytes + _MAX_BLOCK_BYTES * num_blocks + MARK_BYTES * num_marks
+        heads = HEAD_BYTES * (num_records - 1)
+        return heads + column_bytes + _MAX_BLOCK_BYTES * num_blocks + MARK_BYTES * num_marks
 
     def has_room(self, num_bytes: int) -> bool:
         """Returns whether a new push need not wait for room.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fleet_sparse.wire.frame_format import BLOCK, BLOCK_BYTES, Action, Buffer, Op
 
 from .request import Request
@@ -61,20 +63,34 @@ class KeptPushes:
         self.num_bytes = 0
 
 
+def restore_pushed(request: Request, kept: Request) -> None:
+    """Gives a push, whose caller may have used its arrays again since the ack, what its kept copy pushes."""
+    columns = iter(kept.columns)
+    for _, its_columns in _pushed_blocks(request):
+        for index in range(its_columns.start, its_columns.stop):
+            request.columns[index] = next(columns)
+
+
 def _replay_of(request: Request) -> Request:
     """Returns a request that pushes the same without pulling anything, with columns of its own."""
     request.encode()
     table = bytearray()
     columns: list[Buffer] = []
-    begin = 0
-    for number, (_, action, _, mask, *_) in enumerate(BLOCK.iter_unpack(request.table)):
-        end = begin + mask.bit_count()  # a column for each bit
-        if action != Action.PULL:
-            table += request.table[BLOCK_BYTES * number : BLOCK_BYTES * (number + 1)]
-            columns += map(bytes, request.columns[begin:end])
-        begin = end
+    for number, its_columns in _pushed_blocks(request):
+        table += request.table[BLOCK_BYTES * number : BLOCK_BYTES * (number + 1)]
+        columns += map(bytes, request.columns[its_columns])
     op = Op.PUSH if request.op is Op.PUSH_PULL else request.op
     replay = Request(op, request.step, request.shard, request.part, request.num_parts, table=table, columns=columns)
     replay.num_bytes = sum(map(len, columns)) if columns else 0
     replay.order, replay.push_seq, replay.is_replay = request.order, request.push_seq, True
     return replay
+
+
+def _pushed_blocks(request: Request) -> Iterator[tuple[int, slice]]:
+    """Yields number and columns of each block that pulls nothing."""
+    begin = 0
+    for number, (_, action, _, mask, *_) in enumerate(BLOCK.iter_unpack(request.table)):
+        end = begin + mask.bit_count()  # a column for each bit
+        if action != Action.PULL:
+            yield number, slice(begin, end)
+        begin = end

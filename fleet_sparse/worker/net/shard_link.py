@@ -26,7 +26,7 @@ from fleet_sparse.wire.control import TableState, WorkerProgress
 from fleet_sparse.wire.frame_format import PUSHES, Frame, FrameError, Header, Op
 from fleet_sparse.wire.link_header import LinkHeader
 
-from .kept_pushes import KeptPushes
+from .kept_pushes import KeptPushes, restore_pushed
 from .link_errors import LinkErrors
 from .request import Request
 
@@ -469,6 +469,8 @@ class ShardLink:
                 self._last_request_id += 1
                 request.request_id = self._last_request_id
                 self.outstanding[request.request_id] = request
+            else:
+                restore_pushed(request, push)
             self._unacked[request.push_seq] = request
             self._unacked_bytes += request.num_bytes
         self._unacked.update(unacked)

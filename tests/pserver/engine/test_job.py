@@ -268,7 +268,9 @@ class World:
     def release(self) -> None:
         for contribution in self.job.take_complete():
             self.applied[contribution.watermark.client_id] = contribution.watermark.watermark
-        self.applied.update({mark.client_id: mark.watermark for mark in self.job.rejoin_all()})
+        if self.job.clock.have_all_left:
+            self.applied.update({mark.client_id: mark.watermark for mark in self.job.left})
+            self.job.rejoin_all()
         for request in self.job.take_ready(lambda client: self.applied.get(client, 0)):
             self.answered(request.header)
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet_sparse.core.mode import SYNC, Mode
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.errors import ErrorCode
 from fleet_sparse.pserver.engine.shard import Shard
-from fleet_sparse.pserver.log.log_format import next_segment_name
+from fleet_sparse.pserver.log.log_format import HEAD_BYTES, next_segment_name
 from fleet_sparse.pserver.log.log_writer import LogWriter
 from fleet_sparse.pserver.refusal import Refusal
-from fleet_sparse.wire.frame_format import Block, Op
+from fleet_sparse.wire.frame_format import Action, Block, Op
 from support.logs import StraightClient, close, logged_shard
-from support.shards import SGD, FrameClient, code_of, floats, ids_of, push
-from support.steps import Worker, join
+from support.shards import SGD, FrameClient, answer, code_of, floats, ids_of, late_replies, push
+from support.steps import SYNC_MODE, Worker, join
 from support.waits import wait_until
 
 SEGMENT_BYTES = 4096
@@ -140,3 +140,83 @@ def test_a_small_push_goes_on_in_the_segment_ahead(shard: Shard) -> None:
     client = FrameClient(shard)
     for _ in range(3):
         assert client.push(push(SGD, ids_of(1), floats([1.0, 0.0]))).header.op is Op.ACK
+
+
+def members_of(shard: Shard, mode: Mode) -> list[Worker[Shard]]:
+    """The two workers of a job."""
+    workers = [Worker(shard, index) for index in range(2)]
+    for worker in workers:
+        join(worker, 2, mode, begins_job=worker.index == 0)
+    return workers
+
+
+def use_up(shard: Shard) -> None:
+    """Leaves room for no record of a worker, neither in the segment nor in one ahead."""
+    writer = writer_of(shard)
+    with writer._lock:
+        writer._ahead.close()
+        writer._end = writer._offset + 100
+
+
+def make_room(shard: Shard, disk: Any) -> None:
+    """Makes room again, and has those that waited for it send again."""
+    disk.num_bytes = 1 << 20
+    wait_until(lambda: writer_of(shard).full_since is None)
+    shard.end_waits_for_room()
+    assert {code_of(reply) for reply in late_replies(shard)} == {ErrorCode.GAP}
+
+
+def has_failed(shard: Shard) -> bool:
+    assert shard.job is not None
+    return shard.job.failure is not None
+
+
+@pytest.mark.parametrize("mode", [SYNC_MODE, Mode(ASYNC, max_step_lag=1)], ids=str)
+def test_workers_that_leave_wait_for_room(shard: Shard, disk: Any, mode: Mode) -> None:
+    workers = members_of(shard, mode)
+    use_up(shard)
+    leaves = [worker.frame(Op.LEAVE) for worker in workers]
+    assert [answer(shard, frame).header.op for frame in leaves] == [Op.WAIT] * 2
+    make_room(shard, disk)
+    replies = [answer(shard, frame) for frame in leaves]
+    assert [reply.header.op for reply in [*replies, *late_replies(shard)]] == [Op.WAIT, Op.ACK, Op.ACK]
+
+
+def test_a_leave_without_room_fails_no_sync_job(shard: Shard) -> None:
+    workers = members_of(shard, SYNC_MODE)
+    use_up(shard)
+    for worker in workers:
+        worker.ask(Op.LEAVE)
+    assert not has_failed(shard)
+
+
+def test_a_commit_waits_for_room(shard: Shard, disk: Any) -> None:
+    workers = members_of(shard, SYNC_MODE)
+    for worker in workers:
+        worker.ask(Op.PREPARE, rows_of(0, 1))
+    late_replies(shard)
+    use_up(shard)
+    factor = Block(Action.FACTORS, SGD.table_id, SGD.schema_hash, 1, 1, None, np.ones((1, 1), np.float32))
+    commits = [worker.frame(Op.COMMIT, factor) for worker in workers]
+    assert [answer(shard, frame).header.op for frame in commits] == [Op.WAIT] * 2
+    assert not has_failed(shard)
+    make_room(shard, disk)
+    assert [answer(shard, frame).header.op for frame in commits] == [Op.WAIT, Op.ROWS]
+    assert shard.complete_step == 1
+
+
+def test_all_workers_that_left_have_room_to_rejoin(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = members_of(shard, SYNC_MODE)
+    workers[0].push(rows_of(0, 1))
+    workers[0].ask(Op.LEAVE)
+    use_up(shard)
+    writer, leave = writer_of(shard), workers[1].frame(Op.LEAVE)  # completes the step, and then all rejoin
+    monkeypatch.setattr(
+        writer, "has_room", lambda num_bytes: num_bytes + 2 * HEAD_BYTES <= writer._end - writer._offset
+    )
+    for _ in range(100):
+        if answer(shard, leave).header.op is not Op.WAIT:
+            break
+        writer._end += 8
+    assert [reply.header.op for reply in late_replies(shard)] == [Op.ACK] * 2  # to the push and the LEAVE of worker 0
+    assert not has_failed(shard)

@@ -608,6 +608,19 @@ def test_a_worker_that_took_a_place_keeps_its_steps(tmp_path: Path) -> None:
     assert [recovered_shard.pushed_step(worker) for worker in range(2)] == [1, 2]
 
 
+def test_steps_resumed_behind_do_not_set_the_clock_back(tmp_path: Path) -> None:
+    shard, mode = logged_shard(tmp_path / "log", SGD), Mode(ASYNC, max_step_lag=4)
+    workers = sync_workers(shard, 2, mode)
+    for _ in range(3):
+        workers[0].push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    again = Worker(shard, 0, client_id=b"in its place....")
+    join(again, 2, mode)
+    shard.resume_worker(0, again.client_id, 1, 1)
+    recovered_shard = check_equal(shard)
+    assert recovered_shard.job is not None
+    assert recovered_shard.job.clock.steps() == [3, 0]
+
+
 @pytest.mark.guarantee("W10")
 def test_assigned_dense_values_are_durable_before_their_ack(tmp_path: Path) -> None:
     shard = logged_shard(tmp_path / "log", DENSE)

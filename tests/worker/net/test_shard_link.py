@@ -527,6 +527,20 @@ def test_kept_push_has_columns_of_its_own() -> None:
     assert (again.push_seq, again.num_bytes) == (1, 8 * 12)
 
 
+def test_awaited_push_is_sent_again_as_it_was_acked() -> None:
+    link, ids, grads = link_of(KEEPS), np.arange(8), np.ones((8, 1), np.float32)
+    request = Request(Op.PUSH_PULL, 1)
+    request.add(Block(Action.PULL, 1, 2, 1, 8, ids), (np.empty((8, 1), np.float32),))
+    request.add(Block(Action.PUSH, 1, 2, 1, 8, ids, grads, 0.1))
+    link.submit(request, 0.0, 0.0)
+    link.receive(reply(Op.WAIT, request.request_id, 1), 0.0)
+    grads[:] = 9
+    link.expect(INCARNATION + (1 << 32))
+    link.rejoin(KEEPS._replace(incarnation=INCARNATION + (1 << 32), restored_seq=0), 1.0)
+    (again,) = link.take_unsent(1.0)
+    assert [*map(bytes, again.columns)] == [ids.tobytes(), ids.tobytes(), np.ones(8, np.float32).tobytes()]
+
+
 def test_at_the_bound_a_push_waits_until_one_is_durable() -> None:
     link = link_of(KEEPS, kept_bytes=2 * 96)
     for now in (0.0, 1.0):
