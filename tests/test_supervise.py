@@ -434,7 +434,8 @@ select.select = sees_the_end_first
 
 
 def test_last_lines_of_a_child_are_heard() -> None:
-    child = "print('start', flush=True)\nlifeline.restart_after_loss()\nlifeline.report_loss()\nsys.exit(not is_restart)"
+    child = "print('start', flush=True)\nlifeline.restart_after_loss()\nlifeline.report_loss()\n"
+    child += "sys.exit(not is_restart)"
     supervisor = supervisor_of(child, beginning=SEES_THE_END_FIRST)
     assert output_of(supervisor).split() == ["start"] * 2
     assert supervisor.returncode == 0
