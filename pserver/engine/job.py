@@ -161,7 +161,8 @@ class Job:
         if worker in self._has_prepared and header.op is not Op.COMMIT:
             return ErrorCode.MALFORMED, f"header: worker {worker} pushes step {header.step} a second time"
         due = self.clock.next_step(worker)
-        if header.step != due or (self.is_sync and due > self.clock.complete + 1 and not self._is_ahead(header)):
+        is_due = header.step == due or self._is_made_late(header, worker)
+        if not is_due or (self.is_sync and due > self.clock.complete + 1 and not self._is_ahead(header)):
             complete = self.clock.complete
             return ErrorCode.MALFORMED, (
                 f"header: worker {worker} pushes step {header.step}; its next one is {due}, and {complete} is complete"
@@ -181,7 +182,15 @@ class Job:
 
     def is_applied(self, header: Header, worker: int) -> bool:
         """Returns whether a new push is of a step that is applied: of the process whose place its client has taken."""
-        return self.mode.can_replace_workers and 0 < header.step < self.clock.next_step(worker)
+        return self.mode.can_replace_workers and 0 < header.step <= self.clock.pushed(worker)
+
+    def _is_made_late(self, header: Header, worker: int) -> bool:
+        """Returns whether a push is of a step that its worker counts with since all rejoined, and did not make.
+
+        A process sends it that has taken the place of one that died before it could report that all had rejoined.
+        """
+        pushed = self.clock.pushed(worker)
+        return self.mode.can_replace_workers and header.step == pushed + 1 < self.clock.next_step(worker)
 
     def _is_ahead(self, header: Header) -> bool:
         """Returns whether a push prepares the step after the prepared one, which its worker has committed.
@@ -212,7 +221,7 @@ class Job:
     def advance(self, header: Header, worker: int) -> None:
         """Counts a part of a worker's push; the last part completes the worker's step."""
         if header.part + 1 == header.num_parts:
-            self.clock.push(worker)
+            self.clock.push(worker, header.step)
 
     def prepare(self, header: Header, worker: int) -> None:
         """Counts a part of a worker's PREPARE; the last part completes its contribution."""
@@ -264,7 +273,7 @@ class Job:
     def restore_step(self, client_ids: Sequence[bytes], step: int) -> None:
         """Records that clients pushed all steps up to one, as a log says."""
         for client_id in client_ids:
-            self.clock.skip_to(self._workers[client_id], step)
+            self.clock.push(self._workers[client_id], step)
 
     def rejoin_all(self) -> None:
         """All workers, which have left, rejoin: their LEAVE pushes are done."""

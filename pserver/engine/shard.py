@@ -269,7 +269,7 @@ class Shard:
             self.log.commit([mark], [], Progress(step if is_member else 0), left)
         self.ledger.skip_to(mark)
         if self.job is not None:
-            self.job.clock.skip_to(worker, step)
+            self.job.clock.push(worker, step)
             self._answer_ready(self.job)
 
     def pushed_step(self, worker: int) -> int:

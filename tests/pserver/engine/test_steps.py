@@ -470,6 +470,46 @@ def test_a_worker_that_died_at_a_barrier_is_waited_for_again() -> None:
     assert shard.complete_step == 2
 
 
+def rejoined(shard: Shard, workers: list[Worker[Shard]]) -> None:
+    """Worker 0 pushes 3 steps, worker 1 one, and all leave and rejoin."""
+    workers[1].push(one(1))
+    for _ in range(3):
+        workers[0].push(one(1))
+    for worker in workers:
+        worker.ask(Op.LEAVE)
+    late_replies(shard)
+
+
+@pytest.mark.guarantee("A9")
+def test_steps_that_a_worker_never_made_are_made_late() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    rejoined(shard, workers)
+    again = replaced(workers[1], step=1)
+    assert [op_of(again.push(one(1, 8))) for _ in range(3)] == [Op.ACK] * 3
+    assert rows_now(shard, SGD, 8) == [[0.5 - 3] * 2]
+    assert shard.pushed_step(1) == 4
+
+
+@pytest.mark.guarantee("A9")
+def test_a_step_made_late_is_applied_once() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    rejoined(shard, workers)
+    replaced(workers[1], step=1).push(one(1, 8))
+    another = Worker(shard, 1, client_id=b"in its place too", step=1)
+    join(another, 2, LAG)
+    another.push(one(1, 8))
+    assert rows_now(shard, SGD, 8) == [[0.5 - 1] * 2]
+
+
+@pytest.mark.guarantee("A9")
+def test_a_worker_that_rejoined_goes_on_behind_the_newest() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    rejoined(shard, workers)
+    again = replaced(workers[1], step=3)
+    assert op_of(again.push(one(1, 8))) is Op.ACK
+    assert shard.pushed_step(1) == 4
+
+
 @pytest.mark.parametrize("mode", [SYNC_MODE, Mode(ASYNC, max_step_lag=1, row_bound=RowBound(lag=10))], ids=str)
 def test_no_step_is_made_again_in_other_jobs(mode: Mode) -> None:
     _, workers = make_job(mode, 2, SGD)
