@@ -189,7 +189,7 @@ class Jobs:
     def forget_departed(self) -> set[bytes]:
         """A save is committed: forgets, and returns, the workers that were replaced before the save before it.
 
-        They have no pushes that are staged: a step that has some fails when their client is replaced.
+        They have no pushes that are staged: a step that has some fails, or drops them, when their client is replaced.
         """
         if not self._only_registered:  # one that was forgotten would be admitted again
             return set()

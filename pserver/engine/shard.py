@@ -435,9 +435,9 @@ class Shard:
         column_bytes, num_blocks = sum(map(_column_bytes, blocks)), len(blocks)
         if job is None:
             return log.most_record_bytes(column_bytes, num_blocks)
+        column_bytes, num_blocks = column_bytes + job.staged_bytes, num_blocks + job.num_staged
         num_marks, num_records = 1 + job.num_left, 1
         if job.is_sync:
-            column_bytes, num_blocks = column_bytes + job.staged_bytes, num_blocks + job.num_staged
             num_marks += job.num_workers
         if op is Op.LEAVE:
             num_marks, num_records = num_marks + job.num_workers, 2
