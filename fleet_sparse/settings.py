@@ -202,7 +202,8 @@ class Performance:
 
     max_staged_bytes: Bytes = 4 << 30
     """Largest number of bytes of pushes that wait on a pserver for their step to be complete, in sync training: about
-    one worker's push times the number of workers. Past it the step fails."""
+    one worker's push times the number of workers. Past it the step fails. With a bounded step lag, parts of steps that
+    are too large for one frame."""
 
     max_pre_image_bytes: Annotated[int, Range(0, 1 << 50, "bytes")] = 1 << 30
     """Largest number of bytes of pre-images of one table: rows as they were before a push changed them while a snapshot

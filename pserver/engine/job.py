@@ -91,6 +91,7 @@ class Job:
         self._workers: dict[bytes, int] = {}  # by client id
         self._clients: dict[int, bytes] = {}  # by worker: the same pairs
         self._staged: dict[int, Contribution] = {}  # by worker
+        self._parts: dict[int, list[Push | CopyMutation]] = {}  # by worker, of a step that is not merged with others
         self.staged_step = 0
         self._stages_prepare = False  # all that is staged came with PREPARE, or none of it
         self._has_prepared: set[int] = set()  # workers whose whole contribution is staged with PREPARE
@@ -106,7 +107,9 @@ class Job:
         former = self._clients.pop(worker, None)
         if former is not None:
             del self._workers[former]
-            if former != client_id and self._left.pop(former, None) is not None:
+        if former is not None and former != client_id:
+            self._drop_parts(former, worker)
+            if self._left.pop(former, None) is not None:
                 self.clock.rejoin(worker)
         index = self._workers.pop(client_id, None)
         if index is not None:
@@ -118,7 +121,7 @@ class Job:
         """Returns whether a client would take the place of one that took part in steps which then cannot go on."""
         if self.mode.can_replace_workers:
             return False
-        has_begun = bool(self.clock.complete or self._staged or self._left or self.prepared.step)
+        has_begun = bool(self.clock.complete or self.num_staged or self._left or self.prepared.step)
         return has_begun and client_id not in self._workers and worker in self._clients
 
     def is_over_for(self, client_id: bytes) -> bool:
@@ -140,6 +143,7 @@ class Job:
             advice = ". Look into its log, and start again from the last save" if code is ErrorCode.WORKER_LOST else ""
             self.failure = FrameError(code, number, text + advice)
             self._staged.clear()
+            self._parts.clear()
             self.prepared = PreparedStep()
 
     # Pushes
@@ -147,12 +151,14 @@ class Job:
     @property
     def staged_bytes(self) -> int:
         """Size of the pushes that are staged."""
-        return sum(contribution.num_bytes for contribution in self._staged.values())
+        of_parts = sum(each.num_bytes for parts in self._parts.values() for each in parts)
+        return of_parts + sum(contribution.num_bytes for contribution in self._staged.values())
 
     @property
     def num_staged(self) -> int:
         """Number of the pushes that are staged, each of one table."""
-        return sum(len(each.pushes) + len(each.changes) for each in self._staged.values())
+        of_parts = sum(map(len, self._parts.values()))
+        return of_parts + sum(len(each.pushes) + len(each.changes) for each in self._staged.values())
 
     def find_fault(self, header: Header, worker: int, num_bytes: int) -> tuple[ErrorCode, str] | None:
         """Returns why a push of a step is refused; None if it is not."""
@@ -161,7 +167,8 @@ class Job:
         if worker in self._has_prepared and header.op is not Op.COMMIT:
             return ErrorCode.MALFORMED, f"header: worker {worker} pushes step {header.step} a second time"
         due = self.clock.next_step(worker)
-        if header.step != due or (self.is_sync and due > self.clock.complete + 1 and not self._is_ahead(header)):
+        is_due = header.step == due or self._is_made_late(header, worker)
+        if not is_due or (self.is_sync and due > self.clock.complete + 1 and not self._is_ahead(header)):
             complete = self.clock.complete
             return ErrorCode.MALFORMED, (
                 f"header: worker {worker} pushes step {header.step}; its next one is {due}, and {complete} is complete"
@@ -172,7 +179,7 @@ class Job:
                 "other workers sent; the programs that workers run in one step should have the same grad_clip"
             )
         staged = num_bytes + self.staged_bytes
-        if self.is_sync and staged > self._max_staged_bytes:
+        if (self.is_sync or header.num_parts > 1) and staged > self._max_staged_bytes:
             return ErrorCode.TOO_LARGE, (
                 f"step {header.step}: staged pushes have {staged} bytes, at most {self._max_staged_bytes} may be "
                 "staged. Set FLEET_SPARSE_MAX_STAGED_BYTES higher, or use more pservers"
@@ -181,7 +188,15 @@ class Job:
 
     def is_applied(self, header: Header, worker: int) -> bool:
         """Returns whether a new push is of a step that is applied: of the process whose place its client has taken."""
-        return self.mode.can_replace_workers and 0 < header.step < self.clock.next_step(worker)
+        return self.mode.can_replace_workers and 0 < header.step <= self.clock.pushed(worker)
+
+    def _is_made_late(self, header: Header, worker: int) -> bool:
+        """Returns whether a push is of a step that its worker counts with since all rejoined, and did not make.
+
+        A process sends it that has taken the place of one that died before it could report that all had rejoined.
+        """
+        pushed = self.clock.pushed(worker)
+        return self.mode.can_replace_workers and header.step == pushed + 1 < self.clock.next_step(worker)
 
     def _is_ahead(self, header: Header) -> bool:
         """Returns whether a push prepares the step after the prepared one, which its worker has committed.
@@ -197,9 +212,9 @@ class Job:
         return op is not Op.COMMIT and (not self._staged or self._stages_prepare is (op is Op.PREPARE))
 
     def merges_nothing(self, header: Header) -> bool:
-        """Returns whether a push that `find_fault` accepts is applied by itself: async, or as all of its step."""
+        """Returns whether a push that `find_fault` accepts is applied by itself: as all of its step, and not merged."""
         if not self.is_sync:
-            return True
+            return header.num_parts == 1
         is_alone = self.is_single_worker and header.num_parts == 1
         return is_alone and not self._staged and not self._has_prepared and self.early_pulls.is_empty
 
@@ -209,10 +224,23 @@ class Job:
         _, earlier, earlier_changes = self._staged.get(worker, (None, (), ()))
         self._staged[worker] = Contribution(watermark_of(header), [*earlier, *pushes], [*earlier_changes, *changes])
 
+    def keep_part(self, worker: int, mutations: Sequence[Push | CopyMutation]) -> None:
+        """Keeps a part of a step that is applied with its last part, so that no worker dies in the middle of it."""
+        self._parts.setdefault(worker, []).extend(mutations)
+
+    def take_parts(self, worker: int) -> list[Push | CopyMutation]:
+        """Returns the parts that are kept of a worker's step, in order."""
+        return self._parts.pop(worker, [])
+
+    def _drop_parts(self, client_id: bytes, worker: int) -> None:
+        """Another client has taken the place of this one: the step that it did not complete is made again."""
+        if self._parts.pop(worker, None) is not None:
+            self._deferred = {key: each for key, each in self._deferred.items() if key[0] != client_id}
+
     def advance(self, header: Header, worker: int) -> None:
         """Counts a part of a worker's push; the last part completes the worker's step."""
         if header.part + 1 == header.num_parts:
-            self.clock.push(worker)
+            self.clock.push(worker, header.step)
 
     def prepare(self, header: Header, worker: int) -> None:
         """Counts a part of a worker's PREPARE; the last part completes its contribution."""
@@ -243,6 +271,7 @@ class Job:
         is_whole = worker in self._has_prepared or self.clock.next_step(worker) > self.staged_step
         if not is_whole:  # the client gave up its push between two parts
             self._staged.pop(worker, None)
+        self._parts.pop(worker, None)  # as above
         self.early_pulls.forget(header.client_id)
         self.clock.leave(worker)
 
@@ -264,7 +293,7 @@ class Job:
     def restore_step(self, client_ids: Sequence[bytes], step: int) -> None:
         """Records that clients pushed all steps up to one, as a log says."""
         for client_id in client_ids:
-            self.clock.skip_to(self._workers[client_id], step)
+            self.clock.push(self._workers[client_id], step)
 
     def rejoin_all(self) -> None:
         """All workers, which have left, rejoin: their LEAVE pushes are done."""

@@ -36,7 +36,8 @@ class JobsState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mode: Mode of the current job, as JSON; None if steps are not counted, as all that follows.
         num_workers: Number of workers of the current job.
         members: Worker of each client that takes part in its steps.
-        steps: Newest step of each worker that is applied.
+        steps: Newest step that each worker counts with and that is applied.
+        pushed_steps: Newest step that each worker pushed itself; empty, and left out of the JSON, if they are `steps`.
         failure: Why it failed, as `ended`.
         departed: As `DepartedClients.recent`.
         departed_earlier: As `DepartedClients.earlier`.
@@ -55,12 +56,15 @@ class JobsState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     departed: list[str] = []
     departed_earlier: list[str] = []
     row_bound: RowBound | None = None
+    pushed_steps: list[int] = []
 
     def to_builtins(self) -> Any:
         """Returns the state as JSON values."""
         fields = msgspec.to_builtins(self, str_keys=True)
         if self.row_bound is None:
             del fields["row_bound"]
+        if not self.pushed_steps:
+            del fields["pushed_steps"]
         return fields
 
     @classmethod
@@ -185,7 +189,7 @@ class Jobs:
     def forget_departed(self) -> set[bytes]:
         """A save is committed: forgets, and returns, the workers that were replaced before the save before it.
 
-        They have no pushes that are staged: a step that has some fails when their client is replaced.
+        They have no pushes that are staged: a step that has some fails, or drops them, when their client is replaced.
         """
         if not self._only_registered:  # one that was forgotten would be admitted again
             return set()
@@ -212,7 +216,9 @@ class Jobs:
         job = self.current
         if job is None:
             return state
-        steps = job.clock.steps()
+        steps, pushed_steps = job.clock.steps(), job.clock.pushed_steps()
+        if pushed_steps == steps or not job.mode.can_replace_workers:
+            pushed_steps = []
         if job.is_sync:  # a later step is staged: it is in no record, and its workers send it again
             steps = [min(step, job.clock.complete) for step in steps]
         return msgspec.structs.replace(
@@ -221,6 +227,7 @@ class Jobs:
             num_workers=job.num_workers,
             members={client_id.hex(): worker for client_id, worker in job.members().items()},
             steps=steps,
+            pushed_steps=pushed_steps,
             failure=_numbers_of(job.failure),
         )
 
@@ -243,8 +250,7 @@ class Jobs:
             job = self.current = Job(parse_mode(state.mode), state.num_workers, self._max_staged_bytes)
             for client_id, worker in state.members.items():
                 job.join(worker, bytes.fromhex(client_id))
-            for worker, step in enumerate(state.steps):
-                job.clock.skip_to(worker, step)
+            job.clock.restore(state.steps, state.pushed_steps or state.steps)
             job.failure = _error_of(state.failure)
 
 

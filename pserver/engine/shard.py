@@ -273,7 +273,7 @@ class Shard:
             self.log.commit([mark], [], Progress(step if is_member else 0), left)
         self.ledger.skip_to(mark)
         if self.job is not None:
-            self.job.clock.skip_to(worker, step)
+            self.job.clock.push(worker, step)
             self._answer_ready(self.job)
 
     def pushed_step(self, worker: int) -> int:
@@ -439,9 +439,9 @@ class Shard:
         column_bytes, num_blocks = sum(map(_column_bytes, blocks)), len(blocks)
         if job is None:
             return log.most_record_bytes(column_bytes, num_blocks)
+        column_bytes, num_blocks = column_bytes + job.staged_bytes, num_blocks + job.num_staged
         num_marks, num_records = 1 + job.num_left, 1
         if job.is_sync:
-            column_bytes, num_blocks = column_bytes + job.staged_bytes, num_blocks + job.num_staged
             num_marks += job.num_workers
         if op is Op.LEAVE:
             num_marks, num_records = num_marks + job.num_workers, 2

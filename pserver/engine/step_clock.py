@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class StepClock:
-    """The newest step that each worker pushed, and which workers left the step group.
+    """The newest step that each worker counts with, and which workers left the step group.
 
-    A step is complete when every worker in the group has pushed it. `complete` decreases by `rejoin` only.
+    A step is complete when every worker in the group has pushed it. `complete` decreases by `rejoin` only. When all
+    rejoin they count with the newest step; a worker may not have pushed the last steps up to it itself.
 
     Args:
         num_workers: Number of workers of the job; their indexes count from 0.
@@ -14,6 +17,7 @@ class StepClock:
 
     def __init__(self, num_workers: int) -> None:
         self._steps = [0] * num_workers
+        self._pushed = [0] * num_workers  # newest step that each pushed itself; at most what it counts with
         self._left = [False] * num_workers
 
     @property
@@ -34,17 +38,26 @@ class StepClock:
         """Returns the step that a worker pushes next."""
         return self._steps[worker] + 1
 
-    def push(self, worker: int) -> None:
-        """Records that a worker pushed its next step completely."""
-        self._steps[worker] += 1
+    def pushed(self, worker: int) -> int:
+        """Returns the newest step that a worker pushed itself."""
+        return self._pushed[worker]
 
-    def skip_to(self, worker: int, step: int) -> None:
-        """Records that a worker has pushed all steps up to `step`, some of which may be lost."""
+    def push(self, worker: int, step: int) -> None:
+        """Records that a worker pushed all steps up to one completely; some of them may be lost."""
         self._steps[worker] = max(self._steps[worker], step)
+        self._pushed[worker] = max(self._pushed[worker], step)
 
     def steps(self) -> list[int]:
-        """Returns the newest step that each worker pushed."""
+        """Returns the newest step that each worker counts with."""
         return list(self._steps)
+
+    def pushed_steps(self) -> list[int]:
+        """Returns the newest step that each worker pushed itself."""
+        return list(self._pushed)
+
+    def restore(self, steps: Sequence[int], pushed_steps: Sequence[int]) -> None:
+        """Continues with the steps of all workers, as a log kept them."""
+        self._steps, self._pushed = list(steps), list(pushed_steps)
 
     def leave(self, worker: int) -> None:
         """Takes a worker out of the step group."""

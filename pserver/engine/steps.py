@@ -106,17 +106,21 @@ class Steps:
         blocks: Sequence[Block],
         cache_terms: CacheTerms | None,
     ) -> None:
-        mutations = find_mutations(self._tables, blocks, is_staged=job.is_sync, cache_terms=cache_terms)
-        pushes = [each for each in mutations if isinstance(each, Push)]
-        changes = [each for each in mutations if isinstance(each, CopyMutation)]
+        found = find_mutations(self._tables, blocks, is_staged=job.is_sync, cache_terms=cache_terms)
+        pushes = [each for each in found if isinstance(each, Push)]
+        changes = [each for each in found if isinstance(each, CopyMutation)]
         _check_due(job, worker, header, [*pushes, *changes])
         if job.is_sync:
             ledger.stage(header.client_id, header.push_seq)
             # The merged step has other hashes.
             kept = pushes if job.is_single_worker else [push._replace(hashes=None) for push in pushes]
             job.stage(header, worker, kept, [change._replace(hashes=None) for change in changes])
+        elif header.part + 1 < header.num_parts:
+            ledger.stage(header.client_id, header.push_seq)
+            job.keep_part(worker, [each._replace(hashes=None) for each in (*pushes, *changes)])
         else:
-            self._commit([watermark_of(header)], [*pushes, *changes], _step_of(header))
+            mutations = [*job.take_parts(worker), *pushes, *changes]
+            self._commit([watermark_of(header)], mutations, Progress(header.step))
         if header.op is Op.PREPARE:
             job.prepare(header, worker)
         else:

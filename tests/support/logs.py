@@ -126,6 +126,8 @@ def state_of(shard: Shard) -> dict[str, Any]:
     if job is not None:
         prepared = job.prepared.step > job.clock.complete
         norms = [block.rows.tobytes() for block in job.prepared.norms if block.rows is not None] if prepared else []
+        if job.mode.can_replace_workers:
+            state["pushed steps"] = job.clock.pushed_steps()
         state["steps"] = job.clock.steps(), job.clock.complete, sorted(job.left), job.members(), norms
     return state
 

@@ -10,8 +10,8 @@ from fleet_sparse.pserver.engine.step_clock import StepClock
 
 def test_workers_behind_a_step_have_not_left_or_pushed_it() -> None:
     clock = StepClock(4)
-    for worker in (0, 0, 0, 1, 2, 2, 3):
-        clock.push(worker)
+    for worker, step in enumerate((3, 1, 2, 1)):
+        clock.push(worker, step)
     clock.leave(1)
     assert clock.behind(2) == {3}
 
@@ -49,7 +49,7 @@ def test_clock_agrees_with_its_model_and_never_goes_back(num_workers: int, event
     for number, event in events:
         worker, before = number % num_workers, clock.complete
         if event == "push" and worker not in model.outside:
-            clock.push(worker)
+            clock.push(worker, clock.next_step(worker))
             model.pushes[worker] = model.pushes.get(worker, 0) + 1
         elif event == "leave":
             clock.leave(worker)

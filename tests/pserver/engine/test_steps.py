@@ -99,19 +99,24 @@ def test_optimizer_steps_of_a_single_worker_are_its_own() -> None:
 # Limits and membership
 
 
-@pytest.mark.guarantee("S10")
-def test_pushes_past_the_memory_bound_are_refused() -> None:
+def limited_shard(max_staged_bytes: int) -> Shard:
+    """A shard with `SGD` and a bound of what is staged."""
     limited = Shard(
         0,
         1,
         cluster_id=CLUSTER,
         incarnation=INCARNATION,
         placement=Placement.even(1),
-        max_staged_bytes=100,
+        max_staged_bytes=max_staged_bytes,
         huge_pages=False,
     )
     limited.add_table(SGD)
-    shard, workers = make_job(SUM_MODE, 3, shard=limited)
+    return limited
+
+
+@pytest.mark.guarantee("S10")
+def test_pushes_past_the_memory_bound_are_refused() -> None:
+    shard, workers = make_job(SUM_MODE, 3, shard=limited_shard(100))
     for _ in range(3):  # each step has the limit for itself
         for worker in workers:
             assert worker.push(one(1, 1, 2)).error is None
@@ -436,6 +441,37 @@ def test_a_step_that_is_made_again_is_applied_once() -> None:
 
 
 @pytest.mark.guarantee("A9")
+def test_a_step_that_was_pushed_in_part_is_applied_once() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    workers[1].push(one(1, 7), part=0, num_parts=2)
+    again = replaced(workers[1], step=0)
+    for part, id_ in enumerate((7, 8)):
+        again.push(one(1, id_), part=part, num_parts=2)
+    assert rows_now(shard, SGD, 7, 8) == [[-0.5] * 2] * 2
+
+
+@pytest.mark.guarantee("A9")
+def test_a_step_in_parts_may_be_made_again_as_a_whole() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    workers[1].push(one(1, 7), part=0, num_parts=2)
+    assert op_of(replaced(workers[1], step=0).push(one(1, 7, 8))) is Op.ACK
+    assert rows_now(shard, SGD, 7, 8) == [[-0.5] * 2] * 2
+
+
+def test_parts_of_a_step_are_answered_with_the_last() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    replies = [workers[1].push(one(1, id_), part=id_ - 7, num_parts=2) for id_ in (7, 8)]
+    assert [reply.header.op for reply in [*replies, *late_replies(shard)]] == [Op.WAIT, Op.ACK, Op.ACK]
+    assert shard.pushed_step(1) == 1
+
+
+def test_parts_of_a_step_past_the_memory_bound_are_refused() -> None:
+    _, workers = make_job(LAG, 2, shard=limited_shard(40))
+    replies = [workers[1].push(one(1, id_), part=id_ - 7, num_parts=4) for id_ in range(7, 10)]
+    assert [code_of(reply) for reply in replies] == [None, None, ErrorCode.TOO_LARGE]
+
+
+@pytest.mark.guarantee("A9")
 def test_a_push_that_is_made_again_gets_the_present_rows() -> None:
     _, workers = make_job(LAG, 2, SGD)
     for worker in workers:
@@ -468,6 +504,46 @@ def test_a_worker_that_died_at_a_barrier_is_waited_for_again() -> None:
     assert shard.complete_step == 1
     assert op_of(again.push(one(1))) is Op.ACK
     assert shard.complete_step == 2
+
+
+def rejoined(shard: Shard, workers: list[Worker[Shard]]) -> None:
+    """Worker 0 pushes 3 steps, worker 1 one, and all leave and rejoin."""
+    workers[1].push(one(1))
+    for _ in range(3):
+        workers[0].push(one(1))
+    for worker in workers:
+        worker.ask(Op.LEAVE)
+    late_replies(shard)
+
+
+@pytest.mark.guarantee("A9")
+def test_steps_that_a_worker_never_made_are_made_late() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    rejoined(shard, workers)
+    again = replaced(workers[1], step=1)
+    assert [op_of(again.push(one(1, 8))) for _ in range(3)] == [Op.ACK] * 3
+    assert rows_now(shard, SGD, 8) == [[0.5 - 3] * 2]
+    assert shard.pushed_step(1) == 4
+
+
+@pytest.mark.guarantee("A9")
+def test_a_step_made_late_is_applied_once() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    rejoined(shard, workers)
+    replaced(workers[1], step=1).push(one(1, 8))
+    another = Worker(shard, 1, client_id=b"in its place too", step=1)
+    join(another, 2, LAG)
+    another.push(one(1, 8))
+    assert rows_now(shard, SGD, 8) == [[0.5 - 1] * 2]
+
+
+@pytest.mark.guarantee("A9")
+def test_a_worker_that_rejoined_goes_on_behind_the_newest() -> None:
+    shard, workers = make_job(LAG, 2, SGD)
+    rejoined(shard, workers)
+    again = replaced(workers[1], step=3)
+    assert op_of(again.push(one(1, 8))) is Op.ACK
+    assert shard.pushed_step(1) == 4
 
 
 @pytest.mark.parametrize("mode", [SYNC_MODE, Mode(ASYNC, max_step_lag=1, row_bound=RowBound(lag=10))], ids=str)

@@ -608,6 +608,36 @@ def test_a_worker_that_took_a_place_keeps_its_steps(tmp_path: Path) -> None:
     assert [recovered_shard.pushed_step(worker) for worker in range(2)] == [1, 2]
 
 
+@pytest.mark.guarantee("A9")
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_log_keeps_which_steps_may_be_made_late(tmp_path: Path, has_checkpoint: bool) -> None:
+    shard, mode = logged_shard(tmp_path / "log", SGD), Mode(ASYNC, max_step_lag=4)
+    workers = sync_workers(shard, 2, mode)
+    for _ in range(3):
+        workers[0].push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    for worker in workers:
+        worker.ask(Op.LEAVE)
+    again = Worker(shard, 1, client_id=b"in its place....")
+    join(again, 2, mode)
+    again.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    if has_checkpoint:
+        write_checkpoint(shard)
+    recovered_shard = check_equal(shard)
+    assert recovered_shard.job is not None
+    assert recovered_shard.job.clock.pushed_steps() == [3, 1]
+
+
+def test_a_step_in_parts_is_in_a_log_as_a_whole(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2, Mode(ASYNC, max_step_lag=1))
+    block = push(SGD, ids_of(1), floats([1.0, 0.0]))
+    for worker, num_parts in zip(workers, (2, 1), strict=True):  # worker 0 pushes the first of its parts only
+        worker.push(block, num_parts=num_parts)
+    check_equal(shard)
+    workers[0].push(block, part=1, num_parts=2)
+    check_equal(shard)
+
+
 def test_steps_resumed_behind_do_not_set_the_clock_back(tmp_path: Path) -> None:
     shard, mode = logged_shard(tmp_path / "log", SGD), Mode(ASYNC, max_step_lag=4)
     workers = sync_workers(shard, 2, mode)

@@ -224,6 +224,22 @@ def test_a_worker_in_the_place_of_another_makes_steps_once(cluster: InProcessClu
     assert first.rows() == [1.0 - RATE * (2 + 1 + 2)] * 6
 
 
+@pytest.mark.guarantee("A9")
+def test_a_worker_that_died_after_leave_leaves_no_batch_out(cluster: InProcessCluster) -> None:
+    mode = Mode(ASYNC, max_step_lag=4)
+    first, second = workers_of(cluster, 2, mode)
+    second.update(1.0)
+    reported = second.training.progress()
+    for _ in range(3):
+        first.update(1.0)
+    in_threads(lambda: first.training.drain(leaves=True), lambda: second.training.drain(leaves=True))
+    again = Worker(cluster, 1, 2, mode, QUICK, begun_behind=reported.pushed_step)
+    for _ in range(3):
+        again.update(1.0)
+    again.training.drain()
+    assert first.rows() == [1.0 - RATE * (3 + 1 + 3)] * 6
+
+
 def test_a_push_without_a_pull_waits_for_no_worker(cluster: InProcessCluster) -> None:
     first, second = workers_of(cluster, 2)
     assert in_threads(lambda: first.update(1.0)) == [[]]
