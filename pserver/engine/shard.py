@@ -362,16 +362,17 @@ class Shard:
                 cache_terms=self._jobs.cache_terms,
             )
             if is_new_push:
-                for block, entry in pulls:
-                    entry.table.check_pull(block)
+                _check_pulls(pulls)
                 self._accept(job, header, blocks)
+            elif header.op is Op.LEAVE and job is not None and job.clock.have_all_left:
+                self._steps.rejoin(job)  # the log had ended between the step of the last LEAVE and its REJOIN
+                self._answer_ready(job)
         except Exception as error:
             if is_new_push and job is not None and self._steps.fail(job, header, error):
                 self._answer_ready(job)
             raise
         if job is not None and job.must_wait(header, self.ledger.applied(header.client_id)):
-            for block, entry in () if is_new_push else pulls:
-                entry.table.check_pull(block)
+            _check_pulls(() if is_new_push else pulls)
             job.defer(DeferredRequest(header, pulls))
             return Reply(Op.WAIT, [], self.acked_push(header), job.clock.complete)
         return self._answer(job, header, pulls, outs)
@@ -759,6 +760,11 @@ class Shard:
             except Exception as error:
                 outcome = error
             self.deferred_replies.append(DeferredReply(header, outcome))
+
+
+def _check_pulls(pulls: Sequence[tuple[Block, TableEntry]]) -> None:
+    for block, entry in pulls:
+        entry.table.check_pull(block)
 
 
 def _column_bytes(block: Block) -> int:

@@ -168,8 +168,12 @@ class Steps:
             job.fail(ErrorCode.STEP_FAILED, _reason_of(error), step=job.staged_step)
             raise
         if job.clock.have_all_left:
-            self._commit(job.left, [], Progress(rejoins=True))
-            job.rejoin_all()
+            self.rejoin(job)
+
+    def rejoin(self, job: Job) -> None:
+        """All workers, which have left the step group, rejoin it."""
+        self._commit(job.left, [], Progress(rejoins=True))
+        job.rejoin_all()
 
     def restore_prepared(self, job: Job, step: int, pushes: list[Push]) -> None:
         """Makes a merged step the one that COMMIT applies."""

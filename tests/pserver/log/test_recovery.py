@@ -26,6 +26,7 @@ from fleet_sparse.pserver.admin.log_recovery import log_directory, recover, star
 from fleet_sparse.pserver.admin.staged_rows import StagedRows
 from fleet_sparse.pserver.engine import table_map
 from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.engine.steps import Steps
 from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
 from fleet_sparse.pserver.log.log_format import Kind, record_ends
 from fleet_sparse.pserver.log.log_reader import LogReader
@@ -35,7 +36,7 @@ from fleet_sparse.pserver.tables.mutations import DayEnd
 from fleet_sparse.settings import Settings
 from fleet_sparse.tools.chaos.power_cut import last_segment
 from fleet_sparse.wire import control_pb2 as messages
-from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Op
+from fleet_sparse.wire.frame_format import MAX_BLOCKS, Action, Block, Frame, Op
 from support.admissions import count_filter
 from support.controls import HeldControl
 from support.logs import StraightClient, close, load_into, logged_shard, recovered, state_of
@@ -201,6 +202,31 @@ def test_workers_that_left_and_rejoined(tmp_path: Path) -> None:
     third = check_equal(again)
     assert third.job is not None
     assert third.job.clock.steps() == [2, 2]
+
+
+def test_workers_rejoin_if_the_log_ends_before_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = logged_shard(tmp_path / "log", SGD)
+    workers = sync_workers(shard, 2)
+    for worker in workers:
+        worker.push(push(SGD, ids_of(1), floats([1.0, 0.0])))
+    workers[0].push(push(SGD, ids_of(2), floats([1.0, 0.0])))
+    workers[0].ask(Op.LEAVE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Steps, "rejoin", lambda *_: None)
+        workers[1].ask(Op.LEAVE)  # completes step 2
+    again = recovered(shard)
+    assert again.job is not None
+    assert (again.complete_step, again.job.num_left) == (2, 2)
+    assert again_asked(workers[0], again).header.op is Op.ACK
+    assert again_asked(workers[1], again).header.op is Op.ACK
+    assert again.job.clock.steps() == [2, 2]
+
+
+def again_asked(worker: Worker[Shard], shard: Shard) -> Frame:
+    """The answer to the newest request of a worker, a LEAVE, that it sends to another shard."""
+    other = continues(worker, shard)
+    other.seq -= 1
+    return other.ask(Op.LEAVE)
 
 
 @pytest.mark.parametrize("lag", [0, 3])
