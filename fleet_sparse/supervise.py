@@ -48,6 +48,8 @@ _GIVEN_UP = 1
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _LATE_S = 2.0
+_SILENT_STALLS = 4
+"""A child says nothing while it loads modules, which takes long on a busy machine or over a network."""
 _ENDING_S = 600.0
 _STANDBY_PAUSE_S, _MAX_STANDBY_PAUSE_S = 60.0, 960.0
 
@@ -72,8 +74,8 @@ class Supervision:
 
     Args:
         max_restarts: Number of restarts within `RESTARTS_WITHIN_S`.
-        stall_s: Seconds without a sign of life after which the child is killed; and seconds that it has to end after a
-            signal to stop.
+        stall_s: Seconds without a sign of life after which the child is killed, before its first one
+            `_SILENT_STALLS` times as many; and seconds that it has to end after a signal to stop.
         is_script: True for a script of the user: it may take any time until its first sign of life, and whatever code
             it ends with, it ended by itself.
 
@@ -142,8 +144,11 @@ class Supervision:
         """Returns the time at which the child is to be killed; None for never."""
         if self._ending_at is not None:
             return self._ending_at + _ENDING_S
-        since = self._alive_at if self._stopped_at is None else self._stopped_at
-        return None if since is None else since + self._stall_s
+        if self._stopped_at is not None:
+            return self._stopped_at + self._stall_s
+        if self._alive_at is None:
+            return None
+        return self._alive_at + self._stall_s * (1 if self._has_spoken else _SILENT_STALLS)
 
     def is_stalled(self, now: float) -> bool:
         """Returns whether the child is to be killed now.

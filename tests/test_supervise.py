@@ -179,7 +179,7 @@ def test_child_that_a_passed_on_signal_ended_stays_ended() -> None:
 def test_child_that_is_silent_from_its_start_on_is_killed() -> None:
     supervision = supervision_of(stall_s=30.0)
     supervision.begin(100.0)
-    assert [supervision.is_stalled(now) for now in (129.9, 130.0)] == [False, True]
+    assert [supervision.is_stalled(now) for now in (219.9, 220.0)] == [False, True]
 
 
 def test_start_that_may_be_silent_is_no_stall() -> None:
@@ -244,7 +244,7 @@ def test_restarted_child_is_not_stalled_by_its_predecessor() -> None:
     supervision.hear("alive", 5.0)
     supervision.end(KILLED, 6.0)
     supervision.begin(10.0)
-    assert supervision.kills_at() == 40.0
+    assert supervision.kills_at() == 130.0
 
 
 def test_child_that_ignores_a_stop_is_killed() -> None:
@@ -500,7 +500,7 @@ def test_child_that_never_says_that_it_is_alive_may_be_silent() -> None:
 
 def test_child_that_hangs_at_its_start_is_killed() -> None:
     child = "print('start', flush=True)\nif not is_restart: time.sleep(3600)"
-    supervisor = supervisor_of(child, stall_s=5.0)
+    supervisor = supervisor_of(child, stall_s=1.5)
     assert output_of(supervisor).split() == ["start"] * 2
     assert supervisor.returncode == 0
 
