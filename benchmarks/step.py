@@ -54,6 +54,7 @@ NUM_FIELDS, DIM, BATCH, NUM_DENSE = 26, 16, 512, 13
 HIDDEN = (400, 400, 400)
 LEARNING_RATE = 0.01
 NUM_BATCHES = 100
+_END_S = 60.0  # until a worker has ended its pservers
 """Number of batches, which are fed in a cycle; the same as in `baselines/paddle_step.py`."""
 
 Feed = dict[str, NDArray[Any]]
@@ -216,8 +217,11 @@ def cached_steps(model: str, options: argparse.Namespace) -> Iterator[Callable[[
             print(num_steps, file=process.stdin, flush=True)
             return Block(**answer())
 
-        answer()
-        yield run_steps
+        try:
+            answer()
+            yield run_steps
+        finally:
+            process.communicate(timeout=_END_S)  # it ends its pservers, which would stay if it were killed
 
 
 def apply_program_options(options: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from benchmarks.interleaved import interleaved
 from benchmarks.record import RESULTS, ROOT
 from fleet_sparse.warm_up import warm_up
 from support.jobs import environment
+from support.waits import wait_until
 
 TINY = {  # in the order in which they start: the longest first
     "serving": "--rows 2000 --batches 4 --rounds 2 --calls 2 --seconds 0.5 --delta-rows 100",
@@ -56,6 +58,8 @@ TINY = {  # in the order in which they start: the longest first
 SLOW = ("compare", "durability", "het_auc", "het_link", "het_save", "keys", "link", "scale", "spread")
 """Those with the most processes. They run when a test asks for them, with the slow tests."""
 pytestmark = pytest.mark.timeout(900)  # a run may wait for all others
+OF_RUN = "BENCHMARK_RUN"
+"""Environment variable of the processes of a run."""
 AT_ONCE = 3  # on two cores: most of them wait for processes
 
 
@@ -85,7 +89,8 @@ def tiny(tmp_path_factory) -> Iterator[Tiny]:
 
     def run(name: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", f"benchmarks.{name}", *TINY[name].split(), "--results", str(results)]
-        return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+        marked = environment(**{OF_RUN: str(results / name)})
+        return subprocess.run(command, cwd=ROOT, env=marked, capture_output=True, text=True, check=False)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         start = partial(pool.submit, run)
@@ -117,6 +122,22 @@ def test_a_run_records_machine_commit_and_rounds(tiny: Tiny, name: str) -> None:
     assert not any(isinstance(value, str) and "/" in value for value in record["options"].values())
     assert np.isfinite(numbers(record["rounds"])).all()
     assert numbers(record["rounds"])
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in TINY])
+def test_a_run_leaves_no_process(tiny: Tiny, name: str) -> None:
+    tiny.record(name)
+    wait_until(lambda: not processes_of(tiny.results / name))
+
+
+def processes_of(run: Path) -> list[str]:
+    """Returns the processes that a run started, or that those started."""
+    mark, found = f"{OF_RUN}={run}".encode(), []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found
 
 
 def test_sync_training_equals_plain_paddle(tiny: Tiny) -> None:
