@@ -63,7 +63,7 @@ class ShardUnavailable(FleetSparseError):
 
 
 class WorkerLost(FleetSparseError):
-    """A worker that other workers wait for no longer sends heartbeats.
+    """A worker that other workers wait for will not come: it died, answers no heartbeats, or never registered.
 
     Attributes:
         worker_index: Index of the lost worker, from 0.
@@ -75,7 +75,11 @@ class WorkerLost(FleetSparseError):
 
 
 class PushRefused(FleetSparseError):
-    """A pserver refused a push because a value of it is not finite; the push changed no row."""
+    """A push, or dense values of a save, may not be applied; what was refused changed no row.
+
+    A value is not finite, a table would have more rows than its size, or the pserver is read-only. In sync training all
+    workers raise it if the push of one is refused.
+    """
 
 
 class Forbidden(FleetSparseError):
@@ -97,9 +101,10 @@ class LeaseLost(FleetSparseError):
 
 
 class LogFull(FleetSparseError):
-    """The disk of a pserver's log had no room for a push, registration or barrier until it was given up.
+    """The disk of a pserver's log was full: at its first start, or for `FLEET_SPARSE_FAILOVER_S` while a call waited.
 
-    A push that raises it changed no row.
+    Pushes, registrations, barriers, loads, shrinks and ends of a day wait for room. A push that raises it changed no
+    row.
     """
 
 

@@ -99,8 +99,8 @@ class Behaviour:
     """Seconds without an answer after which a `Predictor` asks another replica of the shard, too."""
 
     version_keep_s: Seconds = 0.5
-    """Seconds for which a read-only pserver answers reads of a version at least after it has adopted the next one; a
-    version after that waits as long."""
+    """Least number of seconds for which a read-only pserver still answers reads of a version after it has adopted the
+    next one. It adopts no further version before that time has passed."""
 
     pipe_s: Seconds = 600.0
     """Seconds that a data set waits for its `pipe_command`: for more output, and for its end after the last output."""

@@ -42,7 +42,7 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 _SETTLED_S = 1.0
 """A request that ends a pserver is sent again at once, and ends the next one sooner than this."""
 _AT_ONCE = 2
-"""So many children in a row that did not settle are followed by the next one at once."""
+"""This many children in a row that did not settle are followed by the next one at once."""
 _FAILED = 1
 _GIVEN_UP = 1
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -343,7 +343,7 @@ def run(
     generations, wake, woken = Generations(), *_signal_pipe()
     received: deque[int] = deque()
     for number in _PASSED_ON:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup; the child ignores it as well
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup; the child ignores it as well
             signal.signal(number, lambda number, _: received.append(number))
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     standby = Standby(program, is_wanted=has_standby)

@@ -451,7 +451,7 @@ def test_stop_signal_reaches_the_child() -> None:
 
 
 def test_hang_up_ends_the_supervisor_with_its_child() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run below nohup
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     try:
         supervisor = supervisor_of("print('ready', flush=True)\ntime.sleep(60)")
     finally:
@@ -463,7 +463,7 @@ def test_hang_up_ends_the_supervisor_with_its_child() -> None:
 
 
 def test_signal_that_is_ignored_does_not_reach_the_child() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as below nohup
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
         supervisor = supervisor_of("print('ready', flush=True)\nsys.stdin.readline()", stdin=subprocess.PIPE)
     finally:

@@ -22,7 +22,7 @@ _VARIABLE = "NUMBA_CACHE_DIR"
 def warm_up(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compiles all kernels, so that a pserver starts in one second instead of ten.
+    """Compiles all kernels, so that no process spends its first 10 to 30 seconds on that.
 
     Useful in container images: `RUN fleet-sparse warm-up`. Includes the kernels of the update rules in
     FLEET_SPARSE_RULES. Machine code is stored in NUMBA_CACHE_DIR if that is set, otherwise in the directory of the

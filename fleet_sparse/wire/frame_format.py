@@ -303,6 +303,7 @@ def without_checksum(head: Buffer) -> bytes:
 
 
 def header_fault(header: Header) -> str | None:
+    """Returns how a header contradicts itself; None if it does not."""
     if header.part >= header.num_parts:
         return f"header: part is {header.part} of {header.num_parts}, should be less than num_parts"
     if header.op in PUSHES and header.push_seq == 0:
@@ -313,6 +314,7 @@ def header_fault(header: Header) -> str | None:
 
 
 def block_fault(op: Op, index: int, action: Action, mask: int, dim: int, dtype: RowDtype) -> str | None:
+    """Returns why a block with these fields may not be in a frame with this op; None if it may."""
     if action not in ACTIONS_OF[op]:
         return f"block {index}: action {action.name} is not allowed in a frame with op {op.name}"
     if mask not in COLUMNS_OF[action]:
