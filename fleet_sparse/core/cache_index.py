@@ -32,6 +32,8 @@ _LEAST_CELLS, _COUNTERS_PER_ROW, _EPOCHS = 16, 8, 16
 INDEX_BYTES_PER_ROW = 3 * CELL_BYTES + SLOT_BYTES + _COUNTERS_PER_ROW
 """Bytes of a slot of a large index, at most: up to three cells, and counters of the sketch."""
 _LINE_WORDS = LINE_BYTES // 8
+_MAX_ROUND_STEPS = 1 << (STEP_BITS - 2)
+"""A lease must not be seen 2^23 steps after its end: in so many steps all of them are renewed or ended."""
 
 
 class Uses(NamedTuple):
@@ -86,6 +88,7 @@ class CacheIndex:
         self._hands = np.zeros((3, 1), np.int64)
         self._num_found = np.zeros(2, np.int64)
         self._num_reads = self._num_aged = self._batch = 0
+        self._aged_step: int | None = None  # of the last call of `age`
         self._epoch = 0  # of the batch
         self._round_reads = policy.round_capacities * capacity
 
@@ -108,6 +111,9 @@ class CacheIndex:
             step: Step of the batch.
         """
         n = len(ids)
+        if self._aged_step is not None and step - self._aged_step > _MAX_ROUND_STEPS:  # leases may seem to lie ahead
+            self.lease(np.arange(self.num_used), np.full(self.num_used, step - 1, np.int64))
+            self._aged_step = step
         self._batch += 1
         self._epoch = self._num_reads * _EPOCHS // self.capacity
         slots, unleased, missing = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
@@ -172,8 +178,9 @@ class CacheIndex:
         before, self._num_aged = self._num_aged, self._num_aged + num_reads
         round_reads, num_cells, num_counters = self._round_reads, len(self._cells) // 2, len(self._sketch)
         num_due = self._num_aged * num_cells // round_reads - before * num_cells // round_reads
-        # A lease must not be seen 2^23 steps after its end, so that no round may take longer than 2^22 calls.
-        num_due = min(max(num_due, -(-num_cells >> 22)), num_cells)
+        num_steps = 1 if self._aged_step is None else max(step - self._aged_step, 1)
+        self._aged_step = step
+        num_due = min(max(num_due, -(-num_cells * num_steps // _MAX_ROUND_STEPS)), num_cells)
         idle = np.empty(num_due, np.int64)
         num_idle = age_cells(
             *(self._cells, self._hands[1], num_due, step, self._policy.counts_uses, self._policy.is_halved),

@@ -264,3 +264,25 @@ def test_policies_that_do_not_fit_are_refused(names: tuple[str, str]) -> None:
 def test_a_capacity_out_of_range_is_refused(capacity: Any) -> None:
     with pytest.raises(ValueError, match=str(capacity)):
         CacheIndex(capacity, SALT, LRU, ALL)
+
+
+@pytest.mark.parametrize("pause", [2**22 + 1, 2**23, 2**23 + 2**22, 2**24 - 1])
+def test_no_row_is_leased_after_a_long_pause(pause: int) -> None:
+    index, ids = CacheIndex(4, SALT, AGED_LFU, ALL), array([3])
+    index.use(ids, 0)
+    index.replace(ids, index.choose(ids), 20)
+    index.age(1, 0)
+    assert index.use(ids, pause).unleased.tolist() == [0]
+    index.age(1, pause)
+    index.lease(index.find(ids), array([pause + 3]))
+    assert index.use(ids, pause + 3).unleased.tolist() == []
+
+
+def test_no_lease_begins_again_between_rare_batches() -> None:
+    index, num_rows, pause = CacheIndex(2000, SALT, AGED_LFU, ALL), 2000, 2**17
+    ids = array(list(range(num_rows)))
+    index.use(ids, 0)
+    index.replace(ids, index.choose(ids), 0)
+    for step in range(pause, 2**24, pause):
+        index.age(1, step)  # far fewer cells by reads than a round of steps has
+        assert len(index.use(ids, step).unleased) == num_rows
