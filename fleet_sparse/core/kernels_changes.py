@@ -31,7 +31,7 @@ def power(base: np.float64, exponent: np.uint64) -> np.float64:
     return result
 
 
-@kernel(FLOAT32S, FLOAT32S, INT64_IN, UINT32_IN, INT64, FLOAT64_IN, FLOAT32S)
+@kernel(FLOAT32S, FLOAT32S, INT64_IN, UINT32_IN, INT64, FLOAT64_IN, FLOAT64_IN, FLOAT32S)
 def subtract_base_states(
     states: NDArray[np.float32],
     base_states: NDArray[np.float32],
@@ -39,6 +39,7 @@ def subtract_base_states(
     num_updates: NDArray[np.uint32],
     dim: int,
     decays: NDArray[np.float64],
+    least: NDArray[np.float64],
     out: NDArray[np.float32],
 ) -> None:
     """Writes the change of the states of some copies.
@@ -50,6 +51,7 @@ def subtract_base_states(
         num_updates: `(n,)`.
         dim: Floats of a row.
         decays: `(num_states,)`.
+        least: `(num_states,)`, of `rules.rule.least_addends`: rounding shall not make a sum of squares negative.
         out: Output, `(n * num_states * dim,)`.
     """
     d, num_states = np.uint64(dim), np.uint64(decays.shape[0])
@@ -60,7 +62,7 @@ def subtract_base_states(
             decay = power(decays[k], np.uint64(num_updates[i]))
             for j in range(k * d, (k + np.uint64(1)) * d):
                 before = decay * np.float64(base_states[begin + j])
-                out[i * width + j] = np.float32(np.float64(states[begin + j]) - before)
+                out[i * width + j] = np.float32(max(np.float64(states[begin + j]) - before, least[k]))
 
 
 @kernel(

@@ -91,7 +91,7 @@ def refresh_copies(
             bases[at + j] = value
 
 
-@kernel(FLOAT32S, FLOAT32S, INT64_IN, FLOAT32_IN, UINT32S, INT64, FLOAT64_IN)
+@kernel(FLOAT32S, FLOAT32S, INT64_IN, FLOAT32_IN, UINT32S, INT64, FLOAT64_IN, FLOAT64_IN)
 def refresh_states(
     states: NDArray[np.float32],
     base_states: NDArray[np.float32],
@@ -100,6 +100,7 @@ def refresh_states(
     counts: NDArray[np.uint32],
     dim: int,
     decays: NDArray[np.float64],
+    least: NDArray[np.float64],
 ) -> None:
     """Makes fresh states the bases, and merges into them what the copies' updates since their bases made.
 
@@ -111,6 +112,7 @@ def refresh_states(
         counts: Of the copies.
         dim: Floats of a row.
         decays: `(num_states,)`, as in `kernels_changes`.
+        least: `(num_states,)`, as of `subtract_base_states`.
     """
     d, num_states = np.uint64(dim), np.uint64(decays.shape[0])
     width = d * num_states
@@ -123,7 +125,7 @@ def refresh_states(
             decay = power(decays[k], num_updates)
             for j in range(k * d, (k + _ONE) * d):
                 value = fresh[i * width + j]
-                own = np.float64(states[at + j]) - decay * np.float64(base_states[at + j])
+                own = max(np.float64(states[at + j]) - decay * np.float64(base_states[at + j]), least[k])
                 states[at + j] = np.float32(decay * np.float64(value) + own) if num_updates > _ZERO else value
                 base_states[at + j] = value
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from fleet_sparse.core.kernels_changes import merge_changes, subtract_base_states
+from fleet_sparse.core.kernels_copies import NUM_COUNTS, STATES_HELD, refresh_states
 from fleet_sparse.core.rules import RULES
+from fleet_sparse.core.rules.rule import least_addends
 
 
 class Case(NamedTuple):
@@ -285,7 +287,8 @@ def change_of(base, copy, num_updates):
     """The changes of all rows from one table to another, which has this number of updates more of each."""
     out = np.empty(copy.states().size, np.float32)
     states = [np.ascontiguousarray(table.states()).reshape(-1) for table in (copy, base)]
-    subtract_base_states(*states, np.arange(NUM_ROWS), num_updates, copy.dim, decays_of(copy), out)
+    least = least_addends(copy.rule)
+    subtract_base_states(*states, np.arange(NUM_ROWS), num_updates, copy.dim, decays_of(copy), least, out)
     return copy.rows() - base.rows(), out
 
 
@@ -364,3 +367,26 @@ def test_rules_whose_states_cannot_be_merged_say_so():
     assert unmerged == {"adamax", "ftrl", "ctr_adagrad", "overwrite", "delta", "summary", "read_only"}
     for name in RULES.keys() - unmerged:
         assert len(RULES[name].merge(dict(RULES[name].defaults))) == RULES[name].num_states
+
+
+OF_SQUARES = [case for case in MERGED if RULES[case.rule].squares]
+
+
+@pytest.mark.parametrize("case", OF_SQUARES, ids=lambda case: f"{case.rule}{len(case.hyperparameters)}")
+def test_rounding_makes_no_sum_of_squares_negative(case):
+    base, copy = trained(case, 5, False, range(1, 12)), trained(case, 5, False, range(1, 12))
+    rows, num_updates = np.arange(NUM_ROWS), 7
+    for step in range(12, 12 + num_updates):
+        copy.push(rows, np.zeros((NUM_ROWS, 5), np.float32), 0.1, step)
+    counts = np.full(NUM_ROWS, num_updates, np.uint32)
+    _, changes = change_of(base, copy, counts)
+    squares = list(copy.rule.squares)
+    assert (changes.reshape(copy.states().shape)[:, squares] >= 0).all()
+    states, bases = (np.ascontiguousarray(table.states()).reshape(-1) for table in (copy, base))
+    held = np.zeros((NUM_ROWS, NUM_COUNTS), np.uint32)
+    held[:, STATES_HELD] = num_updates
+    refresh_states(
+        *(states, bases, rows, np.zeros_like(states), held.reshape(-1)),  # others' updates have decayed the rows'
+        *(copy.dim, decays_of(copy), least_addends(copy.rule)),
+    )
+    assert (states.reshape(copy.states().shape)[:, squares] >= 0).all()

@@ -59,4 +59,5 @@ adagrad = UpdateRule(
     scalars=_scalars,
     kernel=_apply,
     merge=decays(1.0),
+    squares=(0,),
 )

@@ -67,4 +67,5 @@ adam = UpdateRule(
     scalars=_scalars,
     kernel=_apply,
     merge=decays("beta1", "beta2"),
+    squares=(1,),
 )

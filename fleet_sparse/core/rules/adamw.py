@@ -69,4 +69,5 @@ adamw = UpdateRule(
     scalars=_scalars,
     kernel=_apply,
     merge=decays("beta1", "beta2"),
+    squares=(1,),
 )

@@ -83,4 +83,5 @@ lamb = UpdateRule(
     kernel=_apply,
     needs_whole_row=True,
     merge=decays("beta1", "beta2"),
+    squares=(1,),
 )

@@ -71,4 +71,5 @@ rmsprop = UpdateRule(
     scalars=_scalars,
     kernel=_apply,
     merge=decays("rho", "rho", "momentum"),
+    squares=(0,),
 )

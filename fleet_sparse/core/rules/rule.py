@@ -55,6 +55,8 @@ class UpdateRule(NamedTuple):
         merge: Function from the hyperparameters to the factor by which each state decays in an update, `s <- b s + ...`
             with an addend that does not depend on `s`. A change of several updates, made elsewhere, can then be merged
             into a row. None if it cannot.
+        squares: Indices of the states that are sums or means of squares: what updates add to what is left of such a
+            state is never negative.
         is_linear: True if an update moves the row by the learning rate times a linear function of gradient and states,
             and makes states that are linear in these. An update by the mean of gradients is the mean of updates then.
     """
@@ -70,6 +72,7 @@ class UpdateRule(NamedTuple):
     follows_state: bool = False
     is_summed: bool = False
     merge: Callable[[dict[str, float]], tuple[float, ...]] | None = None
+    squares: tuple[int, ...] = ()
     is_linear: bool = False
 
 
@@ -84,6 +87,13 @@ def decays(*names: str | float) -> Callable[[dict[str, float]], tuple[float, ...
     return lambda hyperparameters: tuple(
         float(np.float32(hyperparameters[name] if isinstance(name, str) else name)) for name in names
     )
+
+
+def least_addends(rule: UpdateRule) -> NDArray[np.float64]:
+    """Returns for each state of a rule, `(num_states,)`, the least value that updates add to what is left of it."""
+    least = np.full(rule.num_states, -np.inf)
+    least[list(rule.squares)] = 0.0
+    return least
 
 
 def learning_rate_alone(hyperparameters: dict[str, float], learning_rate: float, step: int) -> NDArray[np.float32]:

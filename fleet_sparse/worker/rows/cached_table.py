@@ -44,6 +44,7 @@ from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_rows import gather, scatter
 from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, are_states_old
 from fleet_sparse.core.rules import UpdateRule
+from fleet_sparse.core.rules.rule import least_addends
 from fleet_sparse.core.table_spec import TableSpec
 
 _NOWHERE, _NO_COUNTS = np.empty(0, np.int64), np.empty(0, np.uint32)
@@ -224,6 +225,7 @@ class CachedTable:
         self.update_weight = job.weights.of_merge if is_held_mean and self._rule.is_linear else 1.0
         decays = self._rule.merge(self._hyperparameters) if self._rule.merge is not None else ()
         self._decays = np.array(decays, np.float64)
+        self._least = least_addends(self._rule)
         self._rows, self._states = np.zeros(capacity * self._dim, np.float32), self._zero_states(capacity)
         self._bases = np.zeros_like(self._rows) if self._has_bases else self._rows
         self._base_states = np.zeros_like(self._states) if self._has_base_states else self._states
@@ -544,7 +546,7 @@ class CachedTable:
         if self._has_base_states:
             refresh_states(
                 *(self._states, self._base_states, state_slots, states.reshape(-1), self._counts),
-                *(self._dim, self._decays),
+                *(self._dim, self._decays, self._least),
             )
         else:
             scatter_copies(self._states, state_slots, states.reshape(-1), self._state_width)
@@ -704,7 +706,7 @@ class CachedTable:
             gather(self._states, self._state_width, 0, slots, num_states * self._dim, states.reshape(-1))
         elif num_states:
             subtract_base_states(
-                *(self._states, self._base_states, slots, num_updates, self._dim, self._decays),
+                *(self._states, self._base_states, slots, num_updates, self._dim, self._decays, self._least),
                 states.reshape(-1),
             )
         return (Changes(self._index.ids_of(slots), rows, amounts, states, num_updates, slots),)

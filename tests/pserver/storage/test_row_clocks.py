@@ -15,6 +15,7 @@ from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.kernels_changes import subtract_base_states
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.rules import RULES
+from fleet_sparse.core.rules.rule import least_addends
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.table_words import NUM_WORDS
 from fleet_sparse.pserver.storage.table_store import TableStore
@@ -151,7 +152,8 @@ def test_a_merged_change_leaves_what_its_updates_would(rule: str, dim: int) -> N
     decays = np.array(RULES[rule].merge(dict(copies.spec.hyperparameters)), np.float64)  # type: ignore[misc]
     changes = np.empty(copy.states.size, np.float32)
     flat = [np.ascontiguousarray(each.states).reshape(-1) for each in (copy, base)]
-    subtract_base_states(*flat, np.arange(10), np.full(10, n, np.uint32), dim, decays, changes)
+    least = least_addends(RULES[rule])
+    subtract_base_states(*flat, np.arange(10), np.full(10, n, np.uint32), dim, decays, least, changes)
     merging.merge(
         copy.ids,
         copy.rows - base.rows,
