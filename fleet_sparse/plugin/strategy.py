@@ -69,7 +69,7 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
             `FLEET_SPARSE_STRICT_RULES=1` does for all programs.
         refuse_ids_past_size: Refuses a step whose new ids would give a table of `embedding(..., is_distributed=True)`
             more rows than its size. By default such a table grows, and a warning is logged. docs/consistency.md says
-            how exact this is with several workers.
+            how exact this is with several workers. Not with row caches, whose new rows the pservers do not know yet.
         dense: Sync training of several workers: where gradients of dense parameters are merged. "pservers", the
             default, merges and applies them like rows. With "all_reduce" the workers add them up with Gloo (on a GPU
             with NCCL) and Paddle's own optimizer ops train them on every worker. All workers still have equal values,
@@ -207,6 +207,12 @@ def read_strategy(strategy: Any, dense_grads_dtype: GradsDtype = "float32") -> S
     )
     row_bound, row_cache = read_bound(
         ours.max_row_lag, ours.max_row_lag_share, ours.max_row_drift, ours.row_cache, is_geo=is_geo
+    )
+    _check_absent(
+        ours.refuse_ids_past_size and row_cache is not None,  # which holds rows that pservers do not count
+        "PserverStrategy.refuse_ids_past_size",
+        ours.refuse_ids_past_size,
+        "max_row_lag and max_row_drift of None",
     )
     if not strategy.a_sync:
         _check_absent(k_steps > 0, "DistributedStrategy.a_sync_configs['k_steps']", k_steps, "a_sync = True")

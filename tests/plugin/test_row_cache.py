@@ -78,6 +78,7 @@ def test_lag_of_zero_goes_with_windows():
         ({"max_row_lag": 5, "max_row_lag_share": 1.5}, "share"),
         ({"max_row_lag": 5, "max_row_lag_share": "all"}, "max_row_lag_share"),
         ({"max_row_lag": 5, "k_steps": 4}, "k_steps"),
+        ({"max_row_lag": 5, "refuse_ids_past_size": True}, "refuse_ids_past_size"),
         ({"max_row_drift": 0.1, "row_cache": fleet_sparse.RowCache(hold_back=3)}, "hold_back"),
         ({"row_cache": fleet_sparse.RowCache()}, "max_row_drift"),
         ({"max_row_lag": 5, "row_cache": {"max_rows": 3}}, "row_cache"),
