@@ -115,7 +115,7 @@ class Plan(NamedTuple):
     versions: Counts
     """Versions of the copies at `asked`; `NO_VERSION` if row and states should follow."""
     entering: NDArray[np.int64]
-    """Places of the ids that enter, among `asked`."""
+    """Places of the ids that enter, among `asked`; in another order if the batch was looked up in parts."""
     entries: Entries
     """The slots that these take."""
     step: int
@@ -336,6 +336,27 @@ class CachedTable:
             *(self._step, self._index_version, self._num_plans),
         )
         return plan, self._nothing
+
+    def plan_of_parts(self, plan: Plan, ids: Ids) -> Plan:
+        """Returns a plan, for `apply`, of a batch that was looked up in parts.
+
+        Args:
+            plan: Of the part whose rows may enter.
+            ids: `(k,)`, distinct: of the whole batch.
+        """
+        slots = self._index.find(ids)
+        is_plain = slots < 0
+        _, places, of_entering = np.intersect1d(ids, plan.ids[plan.entering], assume_unique=True, return_indices=True)
+        entering = np.empty(len(plan.entering), np.int64)
+        entering[of_entering] = places
+        is_plain[entering] = False
+        return plan._replace(
+            ids=ids, slots=slots, plain=np.flatnonzero(is_plain), asked=_NOWHERE, versions=_NO_COUNTS, entering=entering
+        )
+
+    def drop(self, plan: Plan) -> None:
+        """Takes note that no update of the batch of a plan will come."""
+        self._open.pop(plan.ordinal, None)
 
     def late_plan(self, plan: Plan) -> Plan:
         """Returns what is left to ask about a batch whose plan was made ahead, for `refresh`."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.row_dtype import RowDtype, rounded
@@ -73,7 +74,7 @@ class TableExchange:
         self._client = client
         self._deduplicator = deduplicator
         self._is_alone = is_alone
-        self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids
+        self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids, in their order
         self._num_saved_bytes = 0
         self._lags = np.zeros((client.num_shards, NUM_LAG_CLASSES), np.int64)
 
@@ -150,7 +151,31 @@ class TableExchange:
         read = self._reads.pop(id(batch.unique), None)
         if read is not None and read.unique is batch.unique:
             return read.plan, read.arrived
-        return self.table.unplanned(batch.unique.ids)
+        parts = self._parts_of(batch.unique.ids)
+        if not parts:
+            return self.table.unplanned(batch.unique.ids)
+        largest = max(parts, key=lambda part: len(part.plan.entering))  # after one has entered, the others may not
+        for part in parts:
+            if part is not largest:
+                self.table.drop(part.plan)
+        return self.table.plan_of_parts(largest.plan, batch.unique.ids), largest.arrived
+
+    def _parts_of(self, ids: NDArray[np.int64]) -> list[_Read]:
+        """Removes and returns the reads of parts of a batch, as several calls of a layer look them up.
+
+        Reads before them were of an evaluation, or of a run that failed: they are removed as well.
+        """
+        parts, others = [], []
+        for key, read in list(self._reads.items()):
+            others.append(key)
+            if np.isin(read.plan.ids, ids).all():
+                parts.append(read)
+                for each in others:
+                    removed = self._reads.pop(each)
+                    if removed is not read:
+                        self.table.drop(removed.plan)
+                others.clear()
+        return parts
 
     def changes(self, outgoing: Outgoing, optimizer_step: int, num_updated: int = 0) -> list[RowChange]:
         """Returns what is sent of held updates, and counts its bytes.
