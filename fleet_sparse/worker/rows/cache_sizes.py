@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
+from fleet_sparse.core.kernels_cache import MAX_SLOTS
 from fleet_sparse.core.table_spec import TableSpec
 
 from .cached_table import CachedTable, CacheJob, may_hold
@@ -30,16 +30,16 @@ def capacities_of(
         max_rows: Largest number of copies of a table; None for any.
 
     Returns:
-        For each cached table the number of its copies, at least 1.
+        For each cached table the number of its copies, 1 to `MAX_SLOTS`.
     """
     cached = [spec for spec in specs if is_cached(spec)]
     row_bytes = {spec.name: CachedTable.bytes_per_row(spec, job) for spec in cached}
-    most = {spec.name: min(spec.max_ids or math.inf, max_rows or math.inf) for spec in cached}
+    most = {spec.name: min(spec.max_ids or MAX_SLOTS, max_rows or MAX_SLOTS, MAX_SLOTS) for spec in cached}
     capacities, left = {}, max_bytes
     by_need = sorted(cached, key=lambda spec: most[spec.name] * row_bytes[spec.name])
     for num_left, spec in zip(range(len(cached), 0, -1), by_need, strict=True):
         fitting = left // num_left // row_bytes[spec.name]
-        capacities[spec.name] = capacity = max(1, int(min(fitting, most[spec.name])))
+        capacities[spec.name] = capacity = max(1, min(fitting, most[spec.name]))
         left -= capacity * row_bytes[spec.name]
     return {spec.name: capacities[spec.name] for spec in cached}
 
