@@ -43,7 +43,7 @@ class FailoverClient(Protocol):
         """As `Client`."""
         ...
 
-    def rejoin(self, shard: int, registration: Registration) -> None:
+    def rejoin(self, shard: int, registration: Registration, num_lost: int) -> None:
         """As `Client`."""
         ...
 
@@ -93,9 +93,9 @@ class Failover:
         if loss is not None:
             self._client.fail(shard, loss)
             return False
-        self._client.rejoin(shard, registration)
         counted = max(registration.restored_seq, self._resumed_at.get(shard, 0))
         num_lost = max(resumption.push_seq - counted, 0)
+        self._client.rejoin(shard, registration, num_lost)
         self._resumed_at[shard] = resumption.push_seq
         with self._lock:
             self.num_lost += num_lost

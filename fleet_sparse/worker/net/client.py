@@ -219,9 +219,9 @@ class Client(TableClient):
         """As `IoLoop`."""
         return self._io.expect(shard, incarnation)
 
-    def rejoin(self, shard: int, registration: Registration) -> None:
+    def rejoin(self, shard: int, registration: Registration, num_lost: int) -> None:
         """As `IoLoop`."""
-        self._io.rejoin(shard, registration)
+        self._io.rejoin(shard, registration, num_lost)
 
     def fail(self, shard: int, error: FleetSparseError) -> None:
         """As `IoLoop`."""

@@ -61,7 +61,8 @@ class IoLoop:
         failures: Errors of calls that nobody waits for; each is removed and raised once.
         bytes_sent: Bytes of all frames sent, retries included.
         bytes_received: Bytes of all frames received.
-        num_failed_pushes: Number of mutating requests that failed, and of calls that were not accepted.
+        num_failed_pushes: Number of mutating requests that failed or that a pserver lost, and of calls that were not
+            accepted.
         num_rejoins: Number of times that it continued with a pserver that was started again.
         num_pulled_rows: Number of rows of tables that pulls asked for.
         num_pushed_rows: Number of rows of tables in pushes.
@@ -221,11 +222,18 @@ class IoLoop:
                 endpoint=self.links[shard].errors.endpoint,
             ) from None
 
-    def rejoin(self, shard: int, registration: Registration) -> None:
-        """Continues with a pserver that was started again, and with which this worker has registered after `expect`."""
+    def rejoin(self, shard: int, registration: Registration, num_lost: int) -> None:
+        """Continues with a pserver that was started again, and with which this worker has registered after `expect`.
+
+        Args:
+            shard: Its shard.
+            registration: Its answer.
+            num_lost: Number of pushes that it lost.
+        """
 
         def note() -> None:
             self.num_rejoins += 1
+            self.num_failed_pushes += num_lost
             self._channel.move(shard, registration.stream_endpoint, registration.data_endpoint)
             self.links[shard].rejoin(registration, time.monotonic())
             self._address(shard)

@@ -113,7 +113,7 @@ class TableClient(ABC):
 
     @property
     def num_failed_pushes(self) -> int:
-        """Number of mutating requests that failed, refused or without an answer, and of calls not accepted."""
+        """Number of mutating requests that were refused, had no answer or were lost, and of calls not accepted."""
         return self._traffic.num_failed_pushes
 
     @property

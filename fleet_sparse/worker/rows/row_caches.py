@@ -453,10 +453,14 @@ class RowCaches:
         """Returns whether a push has failed, or a pserver was started again, since the last call."""
         if not self._has_failures():
             return False
+        num_failed = self._noted[0]
         self._noted = self._client.num_failed_pushes, self._client.num_rejoins
         self._epochs.clear()
         for exchange in (self._tables or {}).values():
-            exchange.table.forget_versions()
+            if self._noted[0] != num_failed:
+                exchange.table.forget_versions()
+            else:  # every push is there, but nothing may be known about the rows that a pserver removed
+                exchange.table.note_removals()
         return True
 
     def _note_epochs(self, answers: Iterable[ExtraBlock]) -> bool:

@@ -24,6 +24,7 @@ class FakeJob:
         self.is_sync = False
         self.answers: list[Registration | FleetSparseError] = []
         self.done: list[str] = []
+        self.num_noted = 0
         self.failures: list[FleetSparseError] = []
 
     def observe_incarnation(self, shard: int, incarnation: int) -> None:
@@ -36,13 +37,14 @@ class FakeJob:
     def fail(self, shard: int, error: FleetSparseError) -> None:
         self.failures.append(error)
 
-    def rejoin(self, shard: int, how: Resumption | Registration) -> Registration:
+    def rejoin(self, shard: int, how: Resumption | Registration, num_lost: int = 0) -> Registration:
         answer = how
         if isinstance(how, Resumption):
             self.done.append(f"register {shard} {how.push_seq} {how.step}")
             answer = self.answers.pop(0)
         else:
             self.done.append(f"rejoin {shard}")
+            self.num_noted += num_lost
         if isinstance(answer, FleetSparseError):
             raise answer
         assert isinstance(answer, Registration)
@@ -61,7 +63,7 @@ def test_lost_pushes_are_those_after_the_snapshot() -> None:
     job.answers = [restarted(4)]
     failover = Failover(job, job, set)
     failover.observe(0, 200)
-    assert failover.num_lost == 5
+    assert (failover.num_lost, job.num_noted) == (5, 5)
 
 
 @pytest.mark.parametrize(("restored_seq", "num_lost"), [(4, 11), (12, 8)])

@@ -202,6 +202,17 @@ def test_a_restart_that_is_not_noted_in_time_may_be_tried_again() -> None:
     io_loop.close()
 
 
+def test_pushes_that_a_pserver_lost_count_as_failed() -> None:
+    shard = AckingShard()
+    io_loop = IoLoop(InProcessChannel(1, shard.answer), ClientIdentity(b"c" * 16), [KEEPS], Settings(deadline_s=20.0))
+    shard.incarnation = 2 << 32
+    io_loop.expect(0, shard.incarnation)
+    io_loop.rejoin(0, KEEPS._replace(incarnation=shard.incarnation), 3)
+    wait_until(lambda: io_loop.num_rejoins == 1)
+    io_loop.close()
+    assert io_loop.num_failed_pushes == 3
+
+
 def test_replayed_steps_wait_for_nothing_but_their_acks() -> None:
     shard = AckingShard()
     channel = NotingChannel(1, shard.answer)
@@ -213,7 +224,7 @@ def test_replayed_steps_wait_for_nothing_but_their_acks() -> None:
     shard.incarnation = 2 << 32
     assert io_loop.expect(0, shard.incarnation).push_seq == 0
     channel.waits_s.clear()
-    io_loop.rejoin(0, KEEPS._replace(incarnation=shard.incarnation))
+    io_loop.rejoin(0, KEEPS._replace(incarnation=shard.incarnation), 0)
     wait_until(lambda: len(shard.pushed) == 40)
     io_loop.flush(10.0)
     waits_s = list(channel.waits_s)

@@ -283,6 +283,18 @@ def test_the_only_worker_reads_rows_anew_after_a_shrink(
 
 
 @pytest.mark.guarantee("H11")
+def test_rows_removed_before_a_pserver_was_started_again_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with trained_alone(monkeypatch) as (cluster, job):
+        shrink_all(cluster)
+        job.num_made[:] = 0
+        job.workers[0].client._io.num_rejoins += 1  # with all pushes
+        for _ in range(5):
+            job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H11")
 def test_the_only_worker_asks_about_a_copy_once_after_a_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     with trained_alone(monkeypatch) as (cluster, job):
         shrink_all(cluster)
