@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.mode import ALL_REDUCE, SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import FleetSparseError
+from fleet_sparse.errors import FleetSparseError, PushRefused
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.row_dtype import RowDtype
 
@@ -60,7 +60,6 @@ class PserverTraining:
         self._client = client  # constant after construction, as all down to `_is_merged`
         self._rows = DirectRows(client) if rows is None else rows
         self._caches = caches
-        self._sender = client if caches is None else caches
         self._deduplicator = deduplicator
         self._counts_steps = mode.is_step_synchronized
         self._has_lag = mode.max_step_lag is not None
@@ -172,8 +171,8 @@ class PserverTraining:
         Ctrl-C does not divide it: a step that was sent counts, and the second phase of a clipped one follows the first.
 
         Raises:
-            PushRefused: This worker is the only one and trains dense arrays, and a gradient or learning rate is not
-                finite. Nothing was sent.
+            PushRefused: A gradient or learning rate is not finite, and this worker is the only one and trains dense
+                arrays, or caches rows and shares no steps with others. Nothing was sent.
             FleetSparseError: As the client's `push`; or this worker left the step group and did not rejoin it; or the
                 workers merge dense gradients, and this one is not connected with the others. Nothing was sent.
         """
@@ -182,15 +181,11 @@ class PserverTraining:
                 "exe.run: this worker is not connected with the others, with which it merges dense gradients. "
                 "fleet.init_worker() or an earlier exe.run did not end; look at its error, and start the job again"
             )
+        if self._caches is not None:
+            rows = [self._caches.weighted(each) for each in rows]
         if clip is not None and not self._is_merged:
             rows, dense = clip.clipped(rows, dense)
-        if (self._is_single_worker and dense) or self._caches is not None:
-            sent = (
-                rows
-                if self._caches is None
-                else [each._replace(values=self._caches.as_sent(each.values)) for each in rows]
-            )
-            check_finite(sent, dense if self._is_single_worker else ())
+        sender = self._sender_of(rows, dense)
         with self._stepping:
             if self._is_left:
                 raise FleetSparseError(
@@ -211,10 +206,12 @@ class PserverTraining:
             with DeferredInterrupt(_ignore):
                 if merged_clip is not None:
                     tables = [batch.spec for batch in batches] if rows_clip is None else rows_clip.tables
-                    pending = self._two_phases(merged_clip, tables, batches, updates, late or (), num_examples, step)
+                    pending = self._two_phases(
+                        *(sender, merged_clip, tables, batches, updates, late or (), num_examples, step)
+                    )
                 else:
                     weight = num_examples if self._is_merged else 1.0
-                    pending = self._sender.start_update(batches, updates, late, weight=weight, step=step)
+                    pending = sender.start_update(batches, updates, late, weight=weight, step=step)
                 self._count_step(batches, updates, position)
                 self._rows.note_pushed(batches)
         waits = merged_clip is not None or not pending.wants_answers
@@ -226,6 +223,27 @@ class PserverTraining:
                 self._note_complete(step)
         if early is not None:
             early.push(pending)  # not before: rows that arrived with an answer that failed are missing
+
+    def _sender_of(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate]) -> TableClient | RowCaches:
+        """Returns what a step is sent through: the caches, unless it is refused.
+
+        Where workers share their steps, the pservers refuse one with a gradient that is not finite, for all workers.
+
+        Raises:
+            PushRefused: As `update`.
+        """
+        if self._caches is None:
+            if self._is_single_worker and dense:
+                check_finite(rows, dense)
+            return self._client
+        sent = [each._replace(values=self._caches.as_sent(each.values)) for each in rows]
+        try:
+            check_finite(sent, dense if self._is_single_worker else ())
+        except PushRefused:
+            if not self._is_merged:
+                raise
+            return self._client
+        return self._caches
 
     @property
     def holds_back(self) -> bool:
@@ -260,13 +278,19 @@ class PserverTraining:
             self._client.pull([], step=step)
             self._note_complete(step - 1)
         with self._stepping:
-            self._flush_caches(self._caches)
+            self._flush_part(self._caches)
 
     def _flush_caches(self, caches: RowCaches) -> None:
-        """Sends what row caches hold, in sync a part of it, as a push of its own; with `_stepping` held."""
+        """Sends all that row caches hold, where this worker's steps are its own; with `_stepping` held."""
+        self._flush_part(caches)
+        while self._counts_steps and caches.num_held:
+            self._flush_part(caches)
+
+    def _flush_part(self, caches: RowCaches) -> None:
+        """Sends what row caches hold, as a push of its own: as much as a pserver may stage, where steps are counted."""
         step = self._next_step() if self._counts_steps else 0
         with DeferredInterrupt(_ignore):
-            pending = caches.start_flush(self._num_updates, step=step, in_parts=self._is_merged)
+            pending = caches.start_flush(self._num_updates, step=step, in_parts=self._counts_steps)
             with self._lock:
                 self._step += 1
                 if self._is_merged:  # the steps are the job's
@@ -305,6 +329,7 @@ class PserverTraining:
 
     def _two_phases(
         self,
+        sender: TableClient | RowCaches,
         clip: StepClip | RowsClip,
         tables: Sequence[TableSpec],
         rows: Sequence[RowBatch],
@@ -314,7 +339,7 @@ class PserverTraining:
         step: int,
     ) -> TableCall:
         """Sends a step that the shards clip: the norms of its merged gradients first, then their factors."""
-        prepared = self._sender.start_prepare(rows, dense, weight=weight, step=step)
+        prepared = sender.start_prepare(rows, dense, weight=weight, step=step)
         specs: list[TableSpec | DenseSpec] = [*tables, *(update.spec for update in dense)]
         counts = [len(spec.segments) if isinstance(spec, DenseSpec) else 1 for spec in specs]
         sums = {spec.table_id: np.zeros(count) for spec, count in zip(specs, counts, strict=True)}
@@ -326,7 +351,7 @@ class PserverTraining:
         of_specs = zip(specs, np.split(factors, np.cumsum(counts)[:-1]), strict=False)  # one part without specs
         in_step = {block.table_id for _, block, _ in answers}  # a worker without rows has the tables of the others
         of_step = [(spec, each) for spec, each in of_specs if spec.table_id in in_step]
-        return self._sender.start_commit(of_step, dense, late, step=step)
+        return sender.start_commit(of_step, dense, late, step=step)
 
     def _count_step(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], position: str | None) -> None:
         """Counts a step that was sent. Not before: a call that raises an earlier error sends nothing."""

@@ -18,6 +18,7 @@ from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.row_dtype import rounded
 
+from ..net.deferred_interrupt import DeferredInterrupt
 from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
 from .cache_sizes import capacities_of, is_cached, most_change_bytes, num_flushes_of, rows_in_part
@@ -194,6 +195,15 @@ class RowCaches:
                 if exchange is not None:
                     exchange.table.add_held(batch.unique.ids, batch.values)
 
+    def weighted(self, batch: RowBatch) -> RowBatch:
+        """Returns the gradients of a batch as this worker weighs them, before it clips, trains or sends them."""
+        weight = self._job.weights.of_worker
+        if weight == 1.0:
+            return batch
+        with self._lock:
+            is_weighted = self._exchange(batch.spec) is not None
+        return batch._replace(values=batch.values * np.float32(weight)) if is_weighted else batch
+
     def start_update(
         self,
         batches: Sequence[RowBatch],
@@ -205,7 +215,7 @@ class RowCaches:
     ) -> TableCall:
         """Trains the copies of a step and sends what is due of it, as `TableClient.start_update`.
 
-        Gradients should be finite. If it raises, the caches hold the updates of their rows.
+        Gradients are weighted, and should be finite. If it raises, the caches hold the updates of their rows.
         """
         with self._trained(batches) as (pushes, changes, trained):
             coming, self._coming = self._coming, None
@@ -229,8 +239,7 @@ class RowCaches:
         with self._lock:
             self._drop_ahead()
             self._prepared = batches
-            weighted = [self._weighted(batch) for batch in batches]
-            return self._client.start_prepare(weighted, dense, weight=weight, step=step)
+            return self._client.start_prepare(batches, dense, weight=weight, step=step)
 
     def start_commit(
         self,
@@ -334,7 +343,7 @@ class RowCaches:
         with self._lock:
             self._num_changes += 1
             self._drop_ahead()
-            for batch in map(self._weighted, batches):
+            for batch in batches:
                 exchange = self._exchange(batch.spec)
                 if exchange is None:
                     pushes.append(batch)
@@ -398,13 +407,14 @@ class RowCaches:
                 extra = self._waited(call.wait)
             if self._num_changes != num_changes or self._client.num_rejoins != self._noted[1]:
                 return False
-        if self._note_epochs([*(() if ahead is None else ahead.extra), *extra]):
-            return False
-        for exchange, left in late:
-            exchange.refresh(left, extra)
-        if ahead is not None:
-            ahead.lookups.finish(ahead.extra)
-        lookups.finish(extra)
+        with DeferredInterrupt(_ignore):  # a copy and its version belong together
+            if self._note_epochs([*(() if ahead is None else ahead.extra), *extra]):
+                return False
+            for exchange, left in late:
+                exchange.refresh(left, extra)
+            if ahead is not None:
+                ahead.lookups.finish(ahead.extra)
+            lookups.finish(extra)
         return True
 
     def _drop_ahead(self) -> None:
@@ -482,9 +492,6 @@ class RowCaches:
                 exchange.table.note_removals()
         return bool(changed)
 
-    def _weighted(self, batch: RowBatch) -> RowBatch:
-        """Returns the gradients of a batch as this worker weighs them."""
-        weight = self._job.weights.of_worker
-        if weight == 1.0 or self._exchange(batch.spec) is None:
-            return batch
-        return batch._replace(values=batch.values * np.float32(weight))
+
+def _ignore() -> None:
+    """Wakes nothing: what a signal is deferred for does not wait."""

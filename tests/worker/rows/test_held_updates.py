@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -46,7 +47,7 @@ class Worker:
         others: Sequence[TableSpec] = (),
     ) -> None:
         assert mode.row_bound is not None
-        client = cluster.worker(index, num_workers, mode)
+        self.client = client = cluster.worker(index, num_workers, mode)
         self.channel = cluster.channel
         self.deduplicator, self.gradient = Deduplicator(cluster.placement), 1.0 - 2 * index
         job = CacheJob(mode.row_bound, num_workers, 0 if mode.kind == SYNC else None, AGED_LFU, ALL)
@@ -108,7 +109,8 @@ def workers_of(
 ) -> list[Worker]:
     for shard in cluster.shards:
         shard._jobs._max_staged_bytes = max_staged
-    mode = Mode(SYNC, SUM, row_bound=bound) if kind == SYNC else Mode(ASYNC, row_bound=bound)
+    lag = 100 if kind == "lag" else None
+    mode = Mode(SYNC, SUM, row_bound=bound) if kind == SYNC else Mode(ASYNC, max_step_lag=lag, row_bound=bound)
     return [Worker(cluster, index, num_workers, mode, max_staged, others) for index in range(num_workers)]
 
 
@@ -196,6 +198,27 @@ def test_held_updates_past_the_limit_are_sent_in_several_steps(cluster: InProces
     meet(workers)
     assert [worker.caches.num_held for worker in workers] == [0, 0]
     assert [worker.num_trained for worker in workers] == [NUM_IDS, NUM_IDS]
+
+
+@pytest.mark.guarantee("H7")
+@pytest.mark.parametrize(("kind", "num_workers"), [(SYNC, 1), ("lag", 1), ("lag", 2)])
+def test_held_updates_past_the_limit_are_sent_in_several_pushes(
+    cluster: InProcessCluster, kind: str, num_workers: int
+) -> None:
+    limit = 2 * num_workers * CHANGE_BYTES * NUM_IDS // 5
+    workers = workers_of(cluster, num_workers, kind=kind, max_staged=limit)
+    for worker in workers:
+        worker.client.max_frame_bytes = 400
+    for first in range(0, NUM_IDS, 4):
+        train(workers, 4, np.arange(first, first + 4))
+    assert [worker.caches.num_held for worker in workers] == [NUM_IDS] * num_workers
+    trained = [worker.evaluate(np.arange(NUM_IDS)) for worker in workers]
+    with ExitStack() as paused:
+        for worker in workers:
+            paused.enter_context(worker.training.quiesce(10.0, is_coordinator=True))
+        assert [worker.caches.num_held for worker in workers] == [0] * num_workers
+    rows = workers[0].evaluate(np.arange(NUM_IDS))
+    np.testing.assert_allclose(rows, sum(trained), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.guarantee("H7")

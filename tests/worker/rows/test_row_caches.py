@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
 from fleet_sparse.core.entries import SKETCH, Entry
 from fleet_sparse.core.initializer import constant, uniform
+from fleet_sparse.core.kernels_cache import MAX_SLOTS
 from fleet_sparse.core.kernels_copies import lag_class
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
+from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.rows.cache_sizes import capacities_of, is_cached
 from fleet_sparse.worker.rows.cached_table import CachedTable, CacheJob
+from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.table_exchange import NUM_LAG_CLASSES
 from support.caching_workers import LOOSE, CountingJob, Worker, cluster_of, mode_of
 from support.counted_updates import EVERY_ID, NUM_IDS
-from support.threads import JOIN_S
+from support.threads import JOIN_S, in_threads
 from support.waits import wait_until
 
 
@@ -88,6 +94,22 @@ def test_a_gradient_that_is_not_finite_changes_no_copy() -> None:
         np.testing.assert_array_equal(worker.evaluate(job.spec), before)
 
 
+@pytest.mark.guarantee("S9")
+@pytest.mark.parametrize("clip", [None, StepClip(Clip(BY_GLOBAL_NORM, norm=1.0), (True,))])
+def test_a_gradient_that_is_not_finite_fails_the_step_of_all(clip: StepClip | None) -> None:
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "sync", LOOSE, 2, 3, max_held=None if clip is None else 0)
+        batches = [worker.read(job.spec, EVERY_ID) for worker in job.workers]
+
+        def fail(worker: Worker, batch: RowBatch, value: float) -> None:
+            grads = np.full(batch.values.shape, value, np.float32)
+            with pytest.raises(PushRefused):
+                worker.training.update([batch._replace(values=grads, learning_rate=1.0)], [], 1.0, clip)
+                worker.client.flush()
+
+        in_threads(*map(partial(partial, fail), job.workers, batches, (1.0, np.nan)))
+
+
 def test_a_batch_that_was_not_looked_up_is_trained() -> None:
     with cluster_of(2) as cluster:
         job = CountingJob(cluster, "async", LOOSE, 2, 3)
@@ -97,6 +119,44 @@ def test_a_batch_that_was_not_looked_up_is_trained() -> None:
         batch = worker.batch(job.spec, EVERY_ID)
         job.update(0, batch)
         np.testing.assert_array_equal(worker.evaluate(job.spec)[:, 0], job.num_made[:, 0])
+
+
+def test_rows_of_a_batch_that_was_looked_up_in_parts_enter() -> None:
+    """As by the calls of a layer for several fields, whose gradients are one update."""
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        worker = job.workers[0]
+        assert worker.caches is not None
+        for _ in range(4):
+            worker.read(job.spec, EVERY_ID[-2:])  # an evaluation, which nothing follows
+            for ids in (EVERY_ID[:12], EVERY_ID[8:20]):
+                batch = worker.read(job.spec, ids)
+                np.testing.assert_array_equal(batch.values[:, 0], job.num_made[batch.unique.ids, 0])
+            job.update(0, worker.batch(job.spec, EVERY_ID[:20]))
+            np.testing.assert_array_equal(worker.evaluate(job.spec)[:, 0], job.num_made[:, 0])
+        assert worker.caches.stats()[job.spec.name].rows == 20
+        job.meet()
+        np.testing.assert_array_equal(worker.evaluate(job.spec), job.num_made)
+
+
+def test_ctrl_c_leaves_no_copy_with_a_newer_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    refresh = CachedTable._refresh
+
+    def interrupted(table: CachedTable, *answer: Any) -> None:
+        monkeypatch.setattr(CachedTable, "_refresh", refresh)
+        signal.raise_signal(signal.SIGINT)
+        refresh(table, *answer)
+
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", RowBound(lag=1), 2, 0, max_held=0)
+        first, second = job.workers
+        job.update(0, first.read(job.spec, EVERY_ID))
+        for _ in range(3):
+            job.update(1, second.batch(job.spec, EVERY_ID))
+        monkeypatch.setattr(CachedTable, "_refresh", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            first.read(job.spec, EVERY_ID)
+        assert (first.read(job.spec, EVERY_ID).values[:, 1] >= 2).all()
 
 
 def test_answers_may_come_in_several_frames() -> None:
@@ -166,6 +226,11 @@ def test_memory_that_small_tables_do_not_need_is_for_the_others() -> None:
     row_bytes = CachedTable.bytes_per_row(large, job)
     assert capacities_of([large, small], job, 110 * row_bytes) == {"large": 100, "small": 10}
     assert capacities_of([large, small], job, 110 * row_bytes, 20) == {"large": 20, "small": 10}
+
+
+def test_a_cache_has_no_more_rows_than_its_index_can() -> None:
+    spec = TableSpec(name="C1", dim=4, rule="sgd", initializer=constant(0.0))
+    assert capacities_of([spec], CacheJob(LOOSE, 2, 0), 1 << 50) == {"C1": MAX_SLOTS}
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])

@@ -157,6 +157,20 @@ def test_copies_are_trained_by_gradients_clipped_by_norm(kind: str, rule: str) -
         np.testing.assert_allclose(rows, seen[0], rtol=1e-4)
 
 
+@pytest.mark.guarantee("C3")
+def test_gradients_of_an_async_mean_are_divided_before_they_are_clipped() -> None:
+    spec, bound = TableSpec(name="C1", dim=1, rule="sgd", initializer=constant(0.0)), RowBound(lag=4)
+    clip = StepClip(Clip(BY_GLOBAL_NORM, norm=1.0), (True,))
+    with cluster_of(1) as cluster:
+        cluster.run(0, partial(cluster.shards[0].add_table, spec))
+        worker = Worker(cluster, 0, 4, [spec], mode_of("async", bound), merge="avg")
+        for gradient, row in ((2.0, -0.5), (40.0, -1.5)):
+            batch = worker.read(spec, np.array([1]))
+            grads = np.full((1, 1), gradient, np.float32)
+            worker.training.update([batch._replace(values=grads, learning_rate=1.0)], [], 1.0, clip)
+            assert worker.evaluate(spec, np.array([1])).tolist() == [[row]]
+
+
 def test_a_copy_follows_the_row_if_others_have_no_examples() -> None:
     """The mean over a step is then the gradient of one worker."""
     spec, bound = TableSpec(name="C1", dim=1, rule="sgd", initializer=constant(0.0)), RowBound(lag=4)
