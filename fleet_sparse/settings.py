@@ -79,7 +79,7 @@ class Behaviour:
 
     standby: bool = True
     """Keep a process beside each pserver that takes its place when it dies, with modules and kernels loaded: workers
-    wait about a second less, for 120 MB of memory."""
+    wait about a second less, for 100 MB of memory."""
 
     stall_s: Seconds = 30.0
     """Seconds after which a pserver is killed and started again if the thread that serves its rows does nothing. Longer
