@@ -181,11 +181,11 @@ class PserverTraining:
                 "exe.run: this worker is not connected with the others, with which it merges dense gradients. "
                 "fleet.init_worker() or an earlier exe.run did not end; look at its error, and start the job again"
             )
-        if self._caches is not None:
-            rows = [self._caches.weighted(each) for each in rows]
-        if clip is not None and not self._is_merged:
-            rows, dense = clip.clipped(rows, dense)
-        sender = self._sender_of(rows, dense)
+        sender: TableClient | RowCaches = self._client
+        if self._caches is not None or clip is not None:
+            sender, rows, dense = self._checked(rows, dense, clip)
+        elif self._is_single_worker and dense:
+            check_finite(rows, dense)
         with self._stepping:
             if self._is_left:
                 raise FleetSparseError(
@@ -224,26 +224,34 @@ class PserverTraining:
         if early is not None:
             early.push(pending)  # not before: rows that arrived with an answer that failed are missing
 
-    def _sender_of(self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate]) -> TableClient | RowCaches:
-        """Returns what a step is sent through: the caches, unless it is refused.
+    def _checked(
+        self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], clip: StepClip | None
+    ) -> tuple[TableClient | RowCaches, Sequence[RowBatch], Sequence[DenseUpdate]]:
+        """Weighs, clips and checks the gradients of a step; returns what it is sent through, and the gradients.
 
-        Where workers share their steps, the pservers refuse one with a gradient that is not finite, for all workers.
+        It is sent through the caches unless the pservers will refuse it: where workers share their steps, they refuse
+        one with a gradient that is not finite for all workers.
 
         Raises:
             PushRefused: As `update`.
         """
-        if self._caches is None:
-            if self._is_single_worker and dense:
-                check_finite(rows, dense)
-            return self._client
-        sent = [each._replace(values=self._caches.as_sent(each.values)) for each in rows]
+        caches = self._caches
+        if caches is not None:
+            rows = [caches.weighted(each) for each in rows]
+        if clip is not None and not self._is_merged:
+            rows, dense = clip.clipped(rows, dense)
+        of_worker = dense if self._is_single_worker else ()
+        if caches is None:
+            if of_worker:
+                check_finite(rows, of_worker)
+            return self._client, rows, dense
         try:
-            check_finite(sent, dense if self._is_single_worker else ())
+            check_finite([each._replace(values=caches.as_sent(each.values)) for each in rows], of_worker)
         except PushRefused:
             if not self._is_merged:
                 raise
-            return self._client
-        return self._caches
+            return self._client, rows, dense
+        return caches, rows, dense
 
     @property
     def holds_back(self) -> bool:

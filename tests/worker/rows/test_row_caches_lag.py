@@ -158,7 +158,7 @@ def test_copies_are_trained_by_gradients_clipped_by_norm(kind: str, rule: str) -
 
 
 @pytest.mark.guarantee("C3")
-def test_gradients_of_an_async_mean_are_divided_before_they_are_clipped() -> None:
+def test_gradients_of_an_async_mean_are_divided_then_clipped() -> None:
     spec, bound = TableSpec(name="C1", dim=1, rule="sgd", initializer=constant(0.0)), RowBound(lag=4)
     clip = StepClip(Clip(BY_GLOBAL_NORM, norm=1.0), (True,))
     with cluster_of(1) as cluster:

@@ -283,7 +283,7 @@ def test_the_only_worker_reads_rows_anew_after_a_shrink(
 
 
 @pytest.mark.guarantee("H11")
-def test_rows_removed_before_a_pserver_was_started_again_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_removed_before_a_restart_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with trained_alone(monkeypatch) as (cluster, job):
         shrink_all(cluster)
         job.num_made[:] = 0
