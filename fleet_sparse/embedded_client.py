@@ -333,7 +333,7 @@ class EmbeddedClient(TableClient):
 
     def _execute_all(self, requests: Sequence[LocalRequest], wants_answers: bool) -> LocalCall:
         if requests and requests[0].is_push:
-            with DeferredInterrupt(_ignore), self._pushing:  # Ctrl-C must not divide a commit
+            with DeferredInterrupt(), self._pushing:  # Ctrl-C must not divide a commit
                 for request in requests:
                     request.wants_answers = wants_answers
                     self._execute_push(request)
@@ -451,7 +451,3 @@ class EmbeddedClient(TableClient):
         with suppress(ValueError):
             self._failures.remove(error)
         return error
-
-
-def _ignore() -> None:
-    """Wakes nothing: no call of a shard waits."""

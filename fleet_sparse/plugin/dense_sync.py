@@ -146,7 +146,7 @@ class DenseSync:
         thread this does nothing: the main thread waits in Paddle, and gets Ctrl-C when the program has ended.
         """
         if self._until_end is not None and threading.current_thread() is threading.main_thread():
-            self._until_end.enter_context(DeferredInterrupt(lambda: None))
+            self._until_end.enter_context(DeferredInterrupt())
 
     def count_update(self, name: str) -> None:
         """Counts an update of the local array `name`, which the running program makes."""

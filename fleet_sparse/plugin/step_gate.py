@@ -79,7 +79,7 @@ class StepGate:
             self._leave(block)  # again: Ctrl-C may have stopped the first before it began
 
     def _leave(self, block: object) -> None:
-        with DeferredInterrupt(_ignore), self._lock:
+        with DeferredInterrupt(), self._lock:
             self._running.discard(block)
             if self._closed_by is block:
                 self._closed_by = None
@@ -91,7 +91,7 @@ class StepGate:
         until, wake = time.monotonic() + self._timeout_s, SimpleQueue[None]()
         try:
             while True:
-                with DeferredInterrupt(_ignore), self._lock:
+                with DeferredInterrupt(), self._lock:
                     if attempt():
                         return
                     self._waiting.add(wake)
@@ -105,7 +105,3 @@ class StepGate:
                     wake.get(timeout=remaining_s)
         finally:
             self._waiting.discard(wake)
-
-
-def _ignore() -> None:
-    pass

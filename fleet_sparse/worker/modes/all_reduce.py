@@ -216,7 +216,7 @@ class AllReduceTraining:
             # Without caches a worker makes one step at least.
             num_parts, num_leaving = max(self._rows.held.num_parts, 1), 0
             for number in count(1):
-                with DeferredInterrupt(_ignore):
+                with DeferredInterrupt():
                     num_leaving = self._take_part(leaves=number >= num_parts)
                 if num_leaving == self._num_workers:
                     break
@@ -236,7 +236,7 @@ class AllReduceTraining:
         """
 
         def make_part() -> None:
-            with DeferredInterrupt(_ignore):
+            with DeferredInterrupt():
                 self._take_part(leaves=False)
 
         with self._stepping:
@@ -347,7 +347,3 @@ class AllReduceTraining:
         copy.broadcast(source)
         if not self._has_all_steps:
             self._replica.write(copy.values)
-
-
-def _ignore() -> None:
-    """Wakes nothing: the step ends when the other workers have sent their parts."""

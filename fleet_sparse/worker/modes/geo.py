@@ -239,7 +239,7 @@ class GeoTraining:
     def _end_window(self) -> None:
         changes = self._window.changes(self._weight)
         # Ctrl-C waits until rows whose changes were sent have left the window: they would be sent twice.
-        with DeferredInterrupt(lambda: None):
+        with DeferredInterrupt():
             pending = self._client.start_push(changes)
             self._behind.note_pushed(changes)
             self._window.note_pushed(changes)

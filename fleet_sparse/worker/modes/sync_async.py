@@ -203,7 +203,7 @@ class PserverTraining:
             for spec, unique, grads, learning_rate, _, statistics in rows:
                 batches.append(RowBatch(spec, unique, grads, learning_rate, counts.get(spec.name, 0) + 1, statistics))
             merged_clip = rows_clip or (clip if self._is_merged else None)
-            with DeferredInterrupt(_ignore):
+            with DeferredInterrupt():
                 if merged_clip is not None:
                     tables = [batch.spec for batch in batches] if rows_clip is None else rows_clip.tables
                     pending = self._two_phases(
@@ -297,7 +297,7 @@ class PserverTraining:
     def _flush_part(self, caches: RowCaches) -> None:
         """Sends what row caches hold, as a push of its own: as much as a pserver may stage, where steps are counted."""
         step = self._next_step() if self._counts_steps else 0
-        with DeferredInterrupt(_ignore):
+        with DeferredInterrupt():
             pending = caches.start_flush(self._num_updates, step=step, in_parts=self._counts_steps)
             with self._lock:
                 self._step += 1
@@ -470,7 +470,3 @@ class PserverTraining:
             return 0
         with self._lock:
             return self._step + 1
-
-
-def _ignore() -> None:
-    """Wakes nothing: what a signal is deferred for does not wait."""

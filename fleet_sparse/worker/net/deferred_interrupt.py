@@ -23,7 +23,7 @@ class DeferredInterrupt:
     that was deferred stays the parent's.
 
     Args:
-        wake: Called by the signal, so that the block may end soon.
+        wake: Called by the signal, so that a block that waits may end soon; None if it does not wait.
 
     Attributes:
         is_pending: True if a signal was deferred.
@@ -32,7 +32,7 @@ class DeferredInterrupt:
     _main_thread_id: ClassVar[int | None] = threading.main_thread().ident
     _innermost: ClassVar[DeferredInterrupt | None] = None
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None] | None = None) -> None:
         self._wake = wake
         self._handler: Callable[[int, FrameType | None], Any] | None = None  # of the outermost block
         self._outer: DeferredInterrupt | None = None
@@ -73,7 +73,8 @@ class DeferredInterrupt:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = number, frame
         self.is_pending = True
-        self._wake()
+        if self._wake is not None:
+            self._wake()
 
 
 def _leave_in_child() -> None:

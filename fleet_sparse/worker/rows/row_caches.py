@@ -407,7 +407,7 @@ class RowCaches:
                 extra = self._waited(call.wait)
             if self._num_changes != num_changes or self._client.num_rejoins != self._noted[1]:
                 return False
-        with DeferredInterrupt(_ignore):  # a copy and its version belong together
+        with DeferredInterrupt():  # a copy and its version belong together
             if self._note_epochs([*(() if ahead is None else ahead.extra), *extra]):
                 return False
             for exchange, left in late:
@@ -491,7 +491,3 @@ class RowCaches:
             if exchange.spec.table_id in changed:
                 exchange.table.note_removals()
         return bool(changed)
-
-
-def _ignore() -> None:
-    """Wakes nothing: what a signal is deferred for does not wait."""
