@@ -37,7 +37,7 @@ from support.shards import DENSE, SGD, FrameClient, floats, ids_of, make_shard, 
 from support.sources import ROOT
 from support.straight import message_of
 
-ROOMS = (
+PACKAGES = (
     "fleet_sparse/wire",
     "fleet_sparse/worker/net",
     "fleet_sparse/worker/control",
@@ -231,8 +231,8 @@ def test_every_place_has_an_attack() -> None:
 def places_in_sources() -> set[str]:
     return {
         f"{path.relative_to(ROOT)} {function}: {text}"
-        for room in ROOMS
-        for path in sorted((ROOT / room).glob("*.py"))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).glob("*.py"))
         if not path.name.endswith("_pb2.py")
         for function, _, text in allocations_in(path)
     }
