@@ -45,7 +45,10 @@ from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.channel_choice import open_channel
 from fleet_sparse.worker.net.client import Client
-from fleet_sparse.worker.rows.cached_table import Answer, Arrived, CachedTable, CacheJob, Plan
+from fleet_sparse.worker.rows.cache_job import CacheJob
+from fleet_sparse.worker.rows.cache_sizes import bytes_per_row
+from fleet_sparse.worker.rows.cache_step import Answer, Arrived, Plan
+from fleet_sparse.worker.rows.cached_table import CachedTable
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import RowCaches
@@ -154,7 +157,7 @@ class Worker:
         self.client, self._spec = client, spec
         self._deduplicator = Deduplicator(Placement.even(1))
         job = CacheJob(bound, num_workers, None)
-        max_bytes = 2 * capacity * CachedTable.bytes_per_row(spec, job)
+        max_bytes = 2 * capacity * bytes_per_row(spec, job)
         tables = {spec.name: spec}
         caches = RowCaches(client, self._deduplicator, job, tables, max_bytes=max_bytes, max_rows=capacity)
         mode = Mode(row_bound=bound)

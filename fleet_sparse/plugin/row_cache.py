@@ -14,7 +14,8 @@ from fleet_sparse.core.mode import AVG, SYNC, Mode
 from fleet_sparse.core.row_bound import DEFAULT_SHARE, RowBound, steps_off_lease
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.errors import PlanError
-from fleet_sparse.worker.rows.cached_table import CacheJob, GradientWeights, most_bytes_per_row
+from fleet_sparse.worker.rows.cache_job import CacheJob, GradientWeights
+from fleet_sparse.worker.rows.cache_sizes import most_bytes_per_row
 
 from .optimizer_config import OptimizerConfig
 

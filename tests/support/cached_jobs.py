@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.row_bound import ROW_FOLLOWS, STATES_FOLLOW, answers
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.worker.rows.cached_table import Answer, Arrived, CachedTable, CacheJob, Changes, Outgoing, Plan
+from fleet_sparse.worker.rows.cache_job import CacheJob
+from fleet_sparse.worker.rows.cache_step import Answer, Arrived, Changes, Outgoing, Plan
+from fleet_sparse.worker.rows.cached_table import CachedTable
 
 
 class Step(NamedTuple):

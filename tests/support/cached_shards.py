@@ -16,7 +16,9 @@ from fleet_sparse.pserver.net import protocol
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Action, Block, Frame, Op
-from fleet_sparse.worker.rows.cached_table import Answer, CachedTable, CacheJob, Changes, Outgoing, Plan
+from fleet_sparse.worker.rows.cache_job import CacheJob
+from fleet_sparse.worker.rows.cache_step import Answer, Changes, Outgoing, Plan
+from fleet_sparse.worker.rows.cached_table import CachedTable
 
 from .cached_jobs import Step
 from .shards import make_shard, pull, push

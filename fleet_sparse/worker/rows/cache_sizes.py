@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from fleet_sparse.core.cache_index import INDEX_BYTES_PER_ROW
 from fleet_sparse.core.kernels_cache import MAX_SLOTS
+from fleet_sparse.core.kernels_copies import NUM_COUNTS
+from fleet_sparse.core.rules import UpdateRule
 from fleet_sparse.core.table_spec import TableSpec
 
-from .cached_table import CachedTable, CacheJob, may_hold
+from .cache_job import CacheJob, has_bases, may_hold
 from .row_exchange import COUNT_BYTES, FLOAT_BYTES, ID_BYTES, VERSION_BYTES
+
+_BYTES_OF_COUNTS = COUNT_BYTES * NUM_COUNTS
 
 
 def is_cached(spec: TableSpec) -> bool:
@@ -16,6 +21,19 @@ def is_cached(spec: TableSpec) -> bool:
     rule = spec.update_rule
     # With an entry policy the pservers alone know which ids have a row.
     return rule.kernel is not None and rule.trains and not rule.is_summed and not spec.statistics and spec.entry is None
+
+
+def bytes_per_row(spec: TableSpec, job: CacheJob) -> int:
+    """Returns the memory in bytes of a copy, at most."""
+    num_states = spec.update_rule.num_states
+    has_base_states = job.num_workers > 1 and may_hold(spec, job)
+    num_bases = int(has_bases(spec, job)) + (num_states if has_base_states else 0)
+    return _bytes_per_copy(spec.dim, 1 + num_states + num_bases)
+
+
+def most_bytes_per_row(dim: int, rule: UpdateRule) -> int:
+    """Returns the memory in bytes of a copy, at most, in any job."""
+    return _bytes_per_copy(dim, 2 * (1 + rule.num_states))
 
 
 def capacities_of(
@@ -33,7 +51,7 @@ def capacities_of(
         For each cached table the number of its copies, 1 to `MAX_SLOTS`.
     """
     cached = [spec for spec in specs if is_cached(spec)]
-    row_bytes = {spec.name: CachedTable.bytes_per_row(spec, job) for spec in cached}
+    row_bytes = {spec.name: bytes_per_row(spec, job) for spec in cached}
     most = {spec.name: min(spec.max_ids or MAX_SLOTS, max_rows or MAX_SLOTS, MAX_SLOTS) for spec in cached}
     capacities, left = {}, max_bytes
     by_need = sorted(cached, key=lambda spec: most[spec.name] * row_bytes[spec.name])
@@ -69,3 +87,7 @@ def num_flushes_of(
 def rows_in_part(spec: TableSpec, num_bytes: int) -> int:
     """Returns how many rows of a table a part of a flush takes that has so many bytes left, rounded up."""
     return max(-(-num_bytes // most_change_bytes(spec)), 0)
+
+
+def _bytes_per_copy(dim: int, num_vectors: int) -> int:
+    return INDEX_BYTES_PER_ROW + _BYTES_OF_COUNTS + FLOAT_BYTES * dim * num_vectors

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.bounds import UNBOUNDED
-from fleet_sparse.core.cache_index import INDEX_BYTES_PER_ROW, MAX_LEASE_STEPS, CacheIndex, Entries
-from fleet_sparse.core.cache_policies import AGED_LFU, ESTIMATE, Admission, CachePolicy
+from fleet_sparse.core.cache_index import MAX_LEASE_STEPS, CacheIndex, Entries
 from fleet_sparse.core.kernels_changes import subtract_base_states
 from fleet_sparse.core.kernels_copies import (
     HELD,
@@ -42,143 +41,17 @@ from fleet_sparse.core.kernels_copies import (
 )
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_rows import gather, scatter
-from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, are_states_old
-from fleet_sparse.core.rules import UpdateRule
+from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, are_states_old
 from fleet_sparse.core.rules.rule import least_addends
 from fleet_sparse.core.table_spec import TableSpec
+
+from .cache_job import CacheJob, has_bases, may_hold
+from .cache_step import Answer, Arrived, Changes, Counts, Floats, Ids, Outgoing, Plan
 
 _NOWHERE, _NO_COUNTS = np.empty(0, np.int64), np.empty(0, np.uint32)
 _NO_ENTRIES = Entries(_NOWHERE, _NOWHERE, _NOWHERE)
 _ANY_AMOUNT = 1 << 62
-_BYTES_OF_COUNTS = 4 * NUM_COUNTS
 _MAX_OVERLAPS = 64  # plans that may wait until they are applied, and updates of others meanwhile
-
-Ids = NDArray[np.int64]
-Floats = NDArray[np.float32]
-Counts = NDArray[np.uint32]
-
-
-class GradientWeights(NamedTuple):
-    """By what a gradient of a row is multiplied on its way into the row, by whom.
-
-    A copy is trained by a gradient times both, so that it follows what the row on the pserver does. Where updates of a
-    linear rule are held, a copy is instead moved by the second factor times what the whole gradient makes of it, and
-    its states are those of whole updates: a step then has one decay and one momentum, however many hold the row.
-    """
-
-    of_worker: float = 1.0
-    """By the worker, before it trains its copies and sends what is left."""
-    of_merge: float = 1.0
-    """By the pservers when they merge a step, if all workers train on equally many examples."""
-
-
-WHOLE = GradientWeights()
-
-
-class CacheJob(NamedTuple):
-    """What all caches of a worker share.
-
-    Attributes:
-        bound: How far copies may lag.
-        num_workers: Number of workers of the job.
-        steps_off_lease: By how many steps leases are shorter (`row_bound.steps_off_lease`); None if steps are not
-            counted.
-        policy: Which row makes room.
-        admission: Which row enters.
-        max_held: Largest number of updates, or of units of distance, that are held of a row; None for what the bound
-            allows.
-        is_merged: True if the pservers merge the gradients of a step of all workers before they apply them.
-        weights: What a gradient weighs.
-    """
-
-    bound: RowBound
-    num_workers: int
-    steps_off_lease: int | None
-    policy: CachePolicy = AGED_LFU
-    admission: Admission = ESTIMATE
-    max_held: int | None = None
-    is_merged: bool = False
-    weights: GradientWeights = WHOLE
-
-
-class Plan(NamedTuple):
-    """How the rows of a batch are read. All places are ascending indices of its ids."""
-
-    ids: Ids
-    """`(k,)`, distinct."""
-    slots: NDArray[np.int64]
-    """`(k,)`, -1 for ids without a copy."""
-    plain: NDArray[np.int64]
-    """Places that are pulled as without a cache."""
-    asked: NDArray[np.int64]
-    """Places that the pservers are asked about with the rows of the batch."""
-    versions: Counts
-    """Versions of the copies at `asked`; `NO_VERSION` if row and states should follow."""
-    entering: NDArray[np.int64]
-    """Places of the ids that enter, among `asked`; in another order if the batch was looked up in parts."""
-    entries: Entries
-    """The slots that these take."""
-    step: int
-    """Step of the batch."""
-    index_version: int
-    """Number of changes of the index before."""
-    ordinal: int
-    """Number of plans before."""
-    late: NDArray[np.int64] = _NOWHERE
-    """Places of copies that the pservers are asked about when the batch is used, of a plan that is made ahead."""
-
-
-class Answer(NamedTuple):
-    """What the pservers said about the asked ids of a plan."""
-
-    slack: NDArray[np.uint8]
-    """`(len(asked),)`: steps, `ROW_FOLLOWS` or `STATES_FOLLOW`."""
-    rows: Floats
-    """`(m, dim)`: rows of all ids whose row follows, in the order of the ids."""
-    versions: Counts
-    """`(m,)`: their clocks."""
-    states: Floats
-    """`(l, num_states, dim)`: states of the ids with `STATES_FOLLOW`, in their order."""
-
-
-class Arrived(NamedTuple):
-    """Rows that enter the cache when the gradients of their batch are applied, with their states and clocks."""
-
-    rows: Floats
-    states: Floats
-    versions: Counts
-
-
-class Changes(NamedTuple):
-    """Changes of rows that the pservers merge; in a job of one worker the rows themselves, which they take over."""
-
-    ids: Ids
-    """`(n,)`, in no order."""
-    rows: Floats
-    """`(n, dim)`."""
-    amounts: Counts
-    """`(n,)`: by how much the clocks advance; 0 only where the rows do not change, but their states do."""
-    states: Floats
-    """`(n, num_states, dim)`, or `(n, 0, dim)` if states stay as they are."""
-    num_updates: Counts
-    """`(n,)`: number of updates that the changes of states span."""
-    slots: NDArray[np.int64]
-    """`(n,)`: their copies; -1 for rows that left."""
-
-
-class Outgoing(NamedTuple):
-    """What a push has of one table."""
-
-    as_gradients: NDArray[np.int64]
-    """Places of the batch whose gradients go as they are, ascending."""
-    changes: tuple[Changes, ...]
-    """Of rows that left, without states, and with states; none is empty. An id that left before a push that was not
-    accepted, and entered again, is in two of them, in their order."""
-    single_updates: NDArray[np.int64]
-    """Slots of the copies among `as_gradients`."""
-
-
-NOTHING_SENT = Outgoing(_NOWHERE, (), _NOWHERE)
 
 
 class Counters(NamedTuple):
@@ -219,7 +92,7 @@ class CachedTable:
         self._is_single_worker = job.num_workers == 1
         self._may_hold = may_hold(spec, job)
         self._holds_all = self._may_hold and self._is_single_worker and job.max_held is None
-        self._has_bases = _has_bases(spec, job)
+        self._has_bases = has_bases(spec, job)
         self._has_base_states = self._may_hold and not self._is_single_worker
         is_held_mean = self._may_hold and job.weights.of_merge != 1.0
         self.update_weight = job.weights.of_merge if is_held_mean and self._rule.is_linear else 1.0
@@ -255,14 +128,6 @@ class CachedTable:
         # Where steps are not counted, each plan has a step of its own, and no lease lasts longer than that.
         self._has_leases = not self._is_single_worker and job.steps_off_lease is not None
         self._counters = dict.fromkeys(Counters._fields, 0)
-
-    @staticmethod
-    def bytes_per_row(spec: TableSpec, job: CacheJob) -> int:
-        """Returns the memory in bytes of a copy, at most."""
-        num_states = spec.update_rule.num_states
-        has_base_states = job.num_workers > 1 and may_hold(spec, job)
-        num_bases = int(_has_bases(spec, job)) + (num_states if has_base_states else 0)
-        return _bytes_per_row(spec.dim, 1 + num_states + num_bases)
 
     @property
     def counters(self) -> Counters:
@@ -768,27 +633,3 @@ class CachedTable:
     def _count(self, **numbers: int) -> None:
         for name, more in numbers.items():
             self._counters[name] += more
-
-
-def most_bytes_per_row(dim: int, rule: UpdateRule) -> int:
-    """Returns the memory in bytes of a copy, at most, in any job."""
-    return _bytes_per_row(dim, 2 * (1 + rule.num_states))
-
-
-def _bytes_per_row(dim: int, num_vectors: int) -> int:
-    return INDEX_BYTES_PER_ROW + _BYTES_OF_COUNTS + 4 * dim * num_vectors
-
-
-def may_hold(spec: TableSpec, job: CacheJob) -> bool:
-    """Returns whether updates of a cached table may be held back."""
-    return job.max_held != 0 and (job.num_workers == 1 or spec.update_rule.merge is not None)
-
-
-def _has_bases(spec: TableSpec, job: CacheJob) -> bool:
-    """Returns whether the values are kept that copies had when they were last equal to those of the pservers.
-
-    They tell what is held. In a merged step with a bound in distance they also tell how far a single gradient moved a
-    copy: see `CachedTable._amounts_of_gradients`.
-    """
-    is_measured = job.bound.drift is not None and job.is_merged
-    return job.num_workers > 1 and (may_hold(spec, job) or is_measured)

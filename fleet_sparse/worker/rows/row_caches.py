@@ -21,8 +21,10 @@ from fleet_sparse.wire.row_dtype import rounded
 from ..net.deferred_interrupt import DeferredInterrupt
 from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
+from .cache_job import CacheJob, may_hold
 from .cache_sizes import capacities_of, is_cached, most_change_bytes, num_flushes_of, rows_in_part
-from .cached_table import NOTHING_SENT, CachedTable, CacheJob, Outgoing, may_hold
+from .cache_step import NOTHING_SENT, Outgoing
+from .cached_table import CachedTable
 from .deduplicator import Deduplicator
 from .early_rows import EarlyRows
 from .row_batch import RowBatch

@@ -13,7 +13,7 @@ from fleet_sparse.core.row_bound import ROW_FOLLOWS, STATES_FOLLOW
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.frame_format import Block
 
-from .cached_table import Answer
+from .cache_step import Answer
 from .deduplicator import UniqueIds
 
 ID_BYTES, FLOAT_BYTES, VERSION_BYTES, COUNT_BYTES, SLACK_BYTES = 8, 4, 4, 4, 1

@@ -13,7 +13,8 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
 from ..net.table_client import ExtraBlock, TableClient
-from .cached_table import Answer, Arrived, CachedTable, Changes, Counters, Outgoing, Plan
+from .cache_step import Answer, Arrived, Changes, Outgoing, Plan
+from .cached_table import CachedTable, Counters
 from .deduplicator import Deduplicator, UniqueIds
 from .row_batch import RowBatch
 from .row_exchange import COUNT_BYTES, FLOAT_BYTES, ID_BYTES, SLACK_BYTES, VERSION_BYTES, RowAsk, RowChange, answer_of

@@ -22,7 +22,7 @@ from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.pserver.tables.row_limit import RowLimits
 from fleet_sparse.wire.frame_format import Action, Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype, for_frame, from_frame
-from fleet_sparse.worker.rows.cached_table import CacheJob
+from fleet_sparse.worker.rows.cache_job import CacheJob
 from support.admissions import count_filter, table
 from support.cached_shards import CachedShards, ask_block
 from support.cow_views import everything

@@ -15,7 +15,7 @@ from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound, steps_off_lease
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.worker.rows.cached_table import CacheJob
+from fleet_sparse.worker.rows.cache_job import CacheJob
 from support.cached_shards import CachedShards
 from support.counted_updates import EVERY_ID, NUM_IDS, CountedUpdates
 from support.counting_jobs import CachedCounting

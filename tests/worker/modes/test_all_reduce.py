@@ -22,7 +22,7 @@ from fleet_sparse.worker.modes.all_reduce import AllReduceTraining, ReducedProgr
 from fleet_sparse.worker.modes.step import Progress, StepClip
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.requests import DenseUpdate
-from fleet_sparse.worker.rows.cached_table import CacheJob
+from fleet_sparse.worker.rows.cache_job import CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import RowCaches

@@ -17,7 +17,9 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.row_asks import answer
 from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.worker.rows.cached_table import Answer, CachedTable, CacheJob, Outgoing, Plan
+from fleet_sparse.worker.rows.cache_job import CacheJob
+from fleet_sparse.worker.rows.cache_step import Answer, Outgoing, Plan
+from fleet_sparse.worker.rows.cached_table import CachedTable
 from support.cached_jobs import CachedJob, Step
 from support.counted_updates import NUM_IDS, CountedUpdates
 from support.counting_jobs import CachedCounting

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, SECOND
 from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, RowBound
-from fleet_sparse.worker.rows.cached_table import CacheJob
+from fleet_sparse.worker.rows.cache_job import CacheJob
 from support.cached_jobs import CachedJob, Step
 
 NUM_IDS, DIM = 8, 2

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.cache_policies import ADMISSIONS, POLICIES
 from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, RowBound
-from fleet_sparse.worker.rows.cached_table import CacheJob, Outgoing
+from fleet_sparse.worker.rows.cache_job import CacheJob
+from fleet_sparse.worker.rows.cache_step import Outgoing
 from support.cached_jobs import CachedJob, Step
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "row_cache"

@@ -18,7 +18,9 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.row_asks import answer
 from fleet_sparse.snapshot.rows import Rows
-from fleet_sparse.worker.rows.cached_table import Answer, CachedTable, CacheJob, GradientWeights, Outgoing
+from fleet_sparse.worker.rows.cache_job import CacheJob, GradientWeights
+from fleet_sparse.worker.rows.cache_step import Answer, Outgoing
+from fleet_sparse.worker.rows.cached_table import CachedTable
 
 NOTHING_ENDS = RowBound(lag=1 << 20, share=None)  # a worker may hold as many updates as the tests make
 ROW, DIM, RATE = np.array([3]), 2, 0.1

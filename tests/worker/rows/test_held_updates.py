@@ -18,7 +18,7 @@ from fleet_sparse.core.row_bound import MIN_DRIFT, RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes.sync_async import PserverTraining
-from fleet_sparse.worker.rows.cached_table import CacheJob
+from fleet_sparse.worker.rows.cache_job import CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import RowCaches

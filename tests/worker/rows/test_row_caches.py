@@ -19,8 +19,9 @@ from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.worker.modes.step import StepClip
-from fleet_sparse.worker.rows.cache_sizes import capacities_of, is_cached
-from fleet_sparse.worker.rows.cached_table import CachedTable, CacheJob
+from fleet_sparse.worker.rows.cache_job import CacheJob
+from fleet_sparse.worker.rows.cache_sizes import bytes_per_row, capacities_of, is_cached
+from fleet_sparse.worker.rows.cached_table import CachedTable
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.table_exchange import NUM_LAG_CLASSES
 from support.caching_workers import LOOSE, CountingJob, Worker, cluster_of, mode_of
@@ -223,7 +224,7 @@ def test_memory_that_small_tables_do_not_need_is_for_the_others() -> None:
     job = CacheJob(LOOSE, 2, 0)
     small = TableSpec(name="small", dim=4, rule="sgd", initializer=constant(0.0), max_ids=10)
     large = TableSpec(name="large", dim=4, rule="sgd", initializer=constant(0.0))
-    row_bytes = CachedTable.bytes_per_row(large, job)
+    row_bytes = bytes_per_row(large, job)
     assert capacities_of([large, small], job, 110 * row_bytes) == {"large": 100, "small": 10}
     assert capacities_of([large, small], job, 110 * row_bytes, 20) == {"large": 20, "small": 10}
 
@@ -240,4 +241,4 @@ def test_a_copy_takes_no_more_memory_than_promised(rule: str) -> None:
         job = CacheJob(LOOSE, num_workers, 0)
         for capacity in (1000, 1500, 4095, 4096):
             table = CachedTable(spec, capacity, job)
-            assert table.num_bytes <= 1.05 * capacity * CachedTable.bytes_per_row(spec, job)
+            assert table.num_bytes <= 1.05 * capacity * bytes_per_row(spec, job)
