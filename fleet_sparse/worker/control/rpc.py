@@ -134,10 +134,9 @@ class _GrpcCall:
         try:
             reply: Message = self._future.result()
         except grpc.RpcError as error:
-            found = _error_of(error)
-            if isinstance(found, Unreachable):
-                found = Unreachable(self._explain(str(found)))
-            raise found from None
+            # gRPC raises the call itself, which would refer to itself by its traceback. The garbage collector alone
+            # frees such objects, and it does not look for old ones until they are a quarter of all.
+            raise self._found(error.with_traceback(None)) from None
         except grpc.FutureCancelledError:
             raise Unreachable("the connection was closed") from None
         except BaseException:
@@ -147,6 +146,10 @@ class _GrpcCall:
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         self._future.add_done_callback(callback)
+
+    def _found(self, error: grpc.RpcError) -> Exception:
+        found = _error_of(error)
+        return Unreachable(self._explain(str(found))) if isinstance(found, Unreachable) else found
 
 
 def _methods_of(channel: grpc.Channel) -> Mapping[str, Any]:
@@ -276,7 +279,7 @@ class Rpc:
             try:
                 replies.append(self._finish(call, shard, method, request, timeout_s, patience_s, None))
             except FleetSparseError as error:
-                replies.append(error)
+                replies.append(error.with_traceback(None))  # or it would refer to itself, by the frames of its callers
         return replies
 
     def close(self) -> None:
@@ -306,8 +309,8 @@ class Rpc:
             try:
                 return pending.result()
             except OutOfTime as error:
-                waited_s = time.monotonic() - begun_at
-                raise self._unavailable(shard, what or method, f"no answer in {waited_s:.1f} s", error) from error
+                text = f"no answer in {time.monotonic() - begun_at:.1f} s"
+                raise self._unavailable(shard, what or method, text, error) from error.with_traceback(None)
             except Unreachable as error:
                 now = time.monotonic()
                 if unreachable_since is None or now - attempted_at > _CONNECTED_S:
@@ -316,7 +319,7 @@ class Rpc:
                         logger.info("%s is not up yet, waiting for up to %g s", self.where(shard), patience_s)
                 if now >= min(unreachable_since + patience_s, deadline) or self.closed.wait(RETRY_S):
                     text = f"not reached in {now - unreachable_since:.1f} s"
-                    raise self._unavailable(shard, what or method, text, error) from error
+                    raise self._unavailable(shard, what or method, text, error) from error.with_traceback(None)
             attempted_at = time.monotonic()
             left_s = max(deadline - attempted_at, RETRY_S)
             pending = self._transport.start(shard, method, request, min(timeout_s, left_s))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -15,13 +16,14 @@ import pytest
 from google.protobuf.message import Message
 
 from fleet_sparse.control_socket import ControlSocket
+from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import ShardUnavailable, SnapshotCorrupt, TableMismatch, WorkerLost
 from fleet_sparse.net_addresses import Address
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.control import METHODS, SERVICE, to_status
 from fleet_sparse.worker.control import rpc
 from fleet_sparse.worker.control.control import ControlClient
-from fleet_sparse.worker.control.rpc import Rpc, Unreachable
+from fleet_sparse.worker.control.rpc import GrpcTransport, Rpc, Unreachable
 from support.fake_pservers import QUICK, SPEC, registered
 
 
@@ -119,6 +121,39 @@ def test_endpoint_where_nobody_listens_is_named(serve: Serve) -> None:
         control.stats()
     assert caught.value.endpoint == server.endpoint
     assert QUICK.deadline_s < time.monotonic() - begun < 10
+
+
+def call_in_vain(calls: Rpc) -> None:
+    with pytest.raises(ShardUnavailable):
+        calls.call(0, "Stats", messages.StatsRequest(), 1.0, patience_s=0.15)
+
+
+def call_all_in_vain(calls: Rpc) -> None:
+    (reply,) = calls.try_all("Stats", messages.StatsRequest(), 1.0, patience_s=0.0)
+    assert isinstance(reply, ShardUnavailable)
+
+
+def attend_in_vain(calls: Rpc) -> None:
+    call = calls.start(0, "Attend", messages.AttendRequest(), None)
+    with pytest.raises(Unreachable):
+        call.result()
+
+
+@pytest.mark.parametrize("call", [call_in_vain, call_all_in_vain, attend_in_vain])
+def test_a_failed_call_leaves_no_garbage(serve: Serve, call: Callable[[Rpc], None]) -> None:
+    server = serve(lambda method, request: messages.StatsReply())
+    server.stop()
+    calls = Rpc(GrpcTransport([server.endpoint], Credentials.of(QUICK)), QUICK)
+    try:
+        call(calls)  # gRPC connects at its first call
+        gc.collect()
+        gc.disable()
+        for _ in range(5):
+            call(calls)
+        assert gc.collect() < 5
+    finally:
+        gc.enable()
+        calls.close()
 
 
 @pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
