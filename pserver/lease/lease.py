@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from fleet_sparse.errors import LeaseLost, SettingError
 
@@ -21,6 +22,8 @@ _RENEWALS_PER_TTL = 4
 _TRIES_PER_TTL = 20
 """After a renewal that failed."""
 _WATCH_S = 1.0
+_FOREIGN_TTLS = 2.0
+"""A holder of another job that has died makes room before this multiple of its ttl."""
 
 
 def lease_clock() -> float:
@@ -133,7 +136,8 @@ class Lease:
                 _log.warning("%s: the lease was not renewed: %s", self._shard, error)
                 pause_s = self._ttl_s / _TRIES_PER_TTL
                 continue
-            if not is_held:
+            # A process that was suspended in the call may have renewed a lease that another one takes.
+            if not is_held or lease_clock() >= self.valid_until:
                 break
             pause_s = self._ttl_s / _RENEWALS_PER_TTL
             with self._lock:
@@ -162,17 +166,27 @@ def take_lease(
 
     Raises:
         SettingError: A pserver of another job holds it, and is alive; or as `Coordinator.lease`.
-        OSError: The coordinator cannot be reached.
+        OSError: The coordinator cannot be reached at first. Once it has named a holder it is asked until it answers.
     """
-    begun_at = lease_clock()
     holder: Holder | None = None
+    held_since = 0.0
     while True:
         asked_at = lease_clock()
-        found = coordinator.lease(shard, ttl_s, after=after)
+        try:
+            found = coordinator.lease(shard, ttl_s, after=after)
+        except OSError as error:
+            if holder is None:
+                raise
+            _log.warning("%s: waits for the lease; the coordinator does not answer: %s", shard, error)
+            on_wait()
+            time.sleep(_WATCH_S)
+            continue
         if not isinstance(found, Holder):
             _log.info("%s: took the lease, generation %d", shard, found)
             return Lease(coordinator, shard, ttl_s, found, asked_at + ttl_s)
-        if found.job != job and asked_at - begun_at > found.ttl_s:
+        if found != holder:
+            held_since = asked_at
+        if found.job != job and asked_at - held_since > _FOREIGN_TTLS * found.ttl_s:
             raise SettingError(
                 f"{shard}: a pserver of another job, {found.process}, holds the lease of this shard. Give each job a "
                 f"FLEET_SPARSE_LOG, or {VARIABLE}, of its own"
@@ -183,4 +197,5 @@ def take_lease(
                 "%s: waits for the lease, which %s holds with generation %d", shard, found.process, found.generation
             )
         on_wait()
-        coordinator.watch(shard, min(found.ttl_s, _WATCH_S))
+        with suppress(OSError):  # the next call says it
+            coordinator.watch(shard, min(found.ttl_s, _WATCH_S))

@@ -158,6 +158,15 @@ def test_each_attempt_of_a_start_has_a_lease_of_its_own(tmp_path: Path, monkeypa
     lease.release()
 
 
+def test_a_supervised_pserver_without_its_log_is_no_older_one(tmp_path: Path) -> None:
+    options = Options(0, 1, ADDRESS, (ADDRESS,), generation=1000)
+    _, lease, shard, _ = take_shard(options, Settings(root=str(tmp_path), **LOGGED))
+    assert lease is not None
+    assert lease.generation == 1000
+    close(shard)
+    lease.release()
+
+
 @pytest.mark.guarantee("W11")
 def test_a_log_that_another_one_writes_ends_the_lease(tmp_path: Path) -> None:
     settings = Settings(root=str(tmp_path), **LOGGED)

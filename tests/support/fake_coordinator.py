@@ -12,6 +12,7 @@ class FakeCoordinator:
 
     def __init__(self) -> None:
         self.holder: Holder | None = None
+        self.refusals: list[OSError | Holder] = []  # of the next calls of `lease`
         self.answer: bool | Exception = True
         self.may_renew, self.renews = threading.Event(), threading.Event()
         self.may_renew.set()
@@ -19,7 +20,10 @@ class FakeCoordinator:
         self.ended: list[str] = []
 
     def lease(self, shard: str, ttl_s: float, *, after: int = 0) -> int | Holder:
-        return after + 1 if self.holder is None else self.holder
+        refusal = self.refusals.pop(0) if self.refusals else self.holder
+        if isinstance(refusal, OSError):
+            raise refusal
+        return after + 1 if refusal is None else refusal
 
     def renew(self, shard: str) -> bool:
         self.renews.set()

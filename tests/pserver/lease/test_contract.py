@@ -21,7 +21,7 @@ from support.lease_servers import etcd, zookeeper
 
 SHARD, OTHER = "shard-0-of-2", "shard-1-of-2"
 LONG_S, SHORT_S = 60.0, 0.5
-Connect = Callable[[], Coordinator]
+Connect = Callable[..., Coordinator]
 
 
 @pytest.fixture(scope="module", params=["directory", "zookeeper", "etcd"])
@@ -42,9 +42,9 @@ def connect(url: str, tmp_path: Path) -> Iterator[Connect]:
     """Connects a process of a job; all see the same leases, which no other test sees."""
     with ExitStack() as stack:
 
-        def connect() -> Coordinator:
+        def connect(job: str = "a job") -> Coordinator:
             path = f"{url}/{tmp_path.name}" if url else ""
-            coordinator = open_coordinator(path, tmp_path / "leases", "a job", ttl_s=LONG_S)
+            coordinator = open_coordinator(path, tmp_path / "leases", job, ttl_s=LONG_S)
             stack.callback(coordinator.close)
             return coordinator
 
@@ -94,6 +94,14 @@ def test_a_lease_that_is_not_renewed_passes_to_another(connect: Connect) -> None
     assert time.monotonic() - begun_at > SHORT_S
     assert not one.renew(SHARD)
     assert two.renew(SHARD)
+
+
+def test_a_lease_of_another_job_that_is_not_renewed_passes_on(connect: Connect) -> None:
+    one, two = connect("another job"), connect()
+    assert one.lease(SHARD, SHORT_S) == 1
+    lease = take_lease(two, SHARD, SHORT_S, job="a job")
+    assert lease.generation == 2
+    lease.release()
 
 
 TAKES = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -12,8 +13,9 @@ import pytest
 from fleet_sparse.errors import LeaseLost, SettingError
 from fleet_sparse.pserver.lease.choice import open_coordinator
 from fleet_sparse.pserver.lease.coordinator import Holder
-from fleet_sparse.pserver.lease.lease import take_lease
+from fleet_sparse.pserver.lease.lease import lease_clock, take_lease
 from support.fake_coordinator import FakeCoordinator
+from support.waits import wait_until
 
 
 @pytest.mark.parametrize("answer", [False, OSError("no answer"), ValueError("a library's fault")])
@@ -39,6 +41,19 @@ def test_no_late_renewal_makes_a_lost_lease_valid() -> None:
     lease.lose()
     coordinator.may_renew.set()
     assert lost.wait(30)
+    assert lease.valid_until == -math.inf
+
+
+@pytest.mark.guarantee("W11")
+def test_a_renewal_that_takes_too_long_comes_to_nothing() -> None:
+    coordinator, lost = FakeCoordinator(), threading.Event()
+    coordinator.may_renew.clear()
+    lease = take_lease(coordinator, "a", 0.2, job="")
+    lease.on_lost = lost.set
+    assert coordinator.renews.wait(30)
+    wait_until(lambda: lease_clock() >= lease.valid_until, 30)
+    coordinator.may_renew.set()
+    assert lost.wait(5)
     assert lease.valid_until == -math.inf
 
 
@@ -84,6 +99,22 @@ def test_a_lease_of_another_job_that_lives_is_refused() -> None:
     coordinator = FakeCoordinator()
     coordinator.holder = Holder(3, "another job", "host, pid 7", 0.1)
     with pytest.raises(SettingError, match="host, pid 7"):
+        take_lease(coordinator, "a", 30.0, job="a job")
+
+
+def test_one_that_waits_outlives_a_coordinator_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.lease.lease._WATCH_S", 0.0)
+    coordinator, num_waits = FakeCoordinator(), itertools.count()
+    away = OSError("no answer")
+    coordinator.refusals = [Holder(3, "a job", "host, pid 7", 30.0), away, away]
+    take_lease(coordinator, "a", 30.0, job="a job", on_wait=lambda: next(num_waits)).release()
+    assert next(num_waits) == 3
+
+
+def test_a_coordinator_that_is_away_at_first_is_an_error() -> None:
+    coordinator = FakeCoordinator()
+    coordinator.refusals = [OSError("no answer")]
+    with pytest.raises(OSError, match="no answer"):
         take_lease(coordinator, "a", 30.0, job="a job")
 
 
