@@ -35,7 +35,7 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
         admit: Which of the rows that are read enter: with "estimate" a row that was missed more often than the one that
             makes room was used, with "second" one that was missed before, with "all" every row.
         hold_back: Largest number of updates of a row that a worker holds back; 0 for none, None for what the bound
-            allows. A rule whose updates cannot be merged holds none.
+            allows. With several workers a rule whose updates cannot be merged holds none.
         merge: What a gradient of a cached table weighs: with "sum" it is whole, with "avg" it is divided by the number
             of workers. None is what the mode does without a cache: "avg" in sync training with the mean of gradients,
             else "sum".
