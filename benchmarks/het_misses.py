@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--moved-steps", type=AT_LEAST_2, default=2500, help="steps of the moved hot set; moved at 80 %%"
     )
-    parser.add_argument("--percent", type=amount, nargs="+", default=[1, 3, 5, 10], help="rows that are cached")
+    parser.add_argument("--percent", type=amount, nargs="+", default=[1, 3, 5, 10, 15], help="rows that are cached")
     parser.add_argument("--seeds", type=AT_LEAST_1, default=1)
     add_results(parser)
     options = parser.parse_args(arguments)

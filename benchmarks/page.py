@@ -426,7 +426,8 @@ class Page:
         text = ""
         for run in self.ways("het_link"):
             series = {bound: of["curve"] for bound, of in run["rounds"][-1].items()}
-            name = f"het-link-{options_of(run)['rate']}.svg"
+            options = options_of(run)
+            name = f"het-link-{options['rate']}-dim-{options['dim']}.svg"
             text += self._curves(name, "AUC", "s of training", series, f"AUC, {way_of('het_link', run)}")
         return text
 
