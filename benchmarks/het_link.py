@@ -4,8 +4,10 @@
 its own, and a token bucket bounds both directions of every leg (`benchmarks/het/network.py`). Where that is not
 allowed, or with `--proxy`, all workers share one link of that rate for each direction, the proxy of `benchmarks.link`;
 the record says which. Real jobs of Paddle train the same examples in async mode: without caches, and with rows that
-lag by at most a distance of twice the learning rate. Worker 0 evaluates every `--evaluate-every` steps; evaluations are
-outside the time. The target is `--target` of the AUC with which the job without caches ends.
+lag by at most a distance of twice the learning rate. As in HET's hybrid, dense values stay beside the workers: one more
+pserver on each of their hosts has them (`FLEET_SPARSE_ROW_SHARDS`), so that the legs of the others are free for rows;
+with `--dense pservers`, or with the proxy, the same pservers have both. Worker 0 evaluates every `--evaluate-every`
+steps; evaluations are outside the time. The target is `--target` of the AUC with which the job without caches ends.
 
 A run that is stopped keeps the jobs that ended (`benchmarks.record.Jobs`): the same command goes on with the others.
 """
@@ -35,6 +37,7 @@ from fleet_sparse.local_pservers import Child, run_together
 
 MODELS = ("wide_deep", "deepfm", "dcn")
 NAMESPACES, PROXY = "namespaces", "proxy"
+WORKERS, PSERVERS_ALONE = "workers", "pservers"
 RUN_LIMIT_S = 1200.0
 
 Place = tuple[Sequence[str], Mapping[str, str]]
@@ -60,10 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", type=amount, default=0.999, help="of the last AUC without caches")
     parser.add_argument("--seeds", type=AT_LEAST_1, default=1)
     parser.add_argument("--proxy", action="store_true", help="use the proxy in any case")
+    parser.add_argument(
+        "--dense", choices=(WORKERS, PSERVERS_ALONE), default=WORKERS, help="whose hosts have the dense values"
+    )
     add_results(parser)
     options = parser.parse_args(arguments)
-    record, console = Record("het_link", options), Console(width=120)
     link = PROXY if options.proxy or not can_make_hosts() else NAMESPACES
+    if link == PROXY:
+        options.dense = PSERVERS_ALONE
+    record, console = Record("het_link", options), Console(width=120)
     jobs = Jobs(record, varying=("bounds", "seeds", "target"))
     rounds = [run(options, jobs, link, seed, console) for seed in range(options.seeds)]
     show(options, link, rounds, console)
@@ -108,7 +116,8 @@ def train(options: argparse.Namespace, link: str, bound: str, examples: Path, se
     command += ["--learning-rate", str(RATES[options.optimizer]), *bound_options(bound, options.optimizer)]
     if bound != NO_CACHE:
         command += ["--cache-rows", str(max(int(options.ids * options.cache_percent / 100), 1))]
-    reach = by_proxy(options) if link == PROXY else by_namespaces(options)
+    is_hybrid = options.dense == WORKERS
+    reach = by_proxy(options) if link == PROXY else by_namespaces(options, is_hybrid=is_hybrid)
     with reach as (places, counted):
         workers = [
             Child(f"{bound}: worker {worker}", [*prefix, *command], environment)
@@ -119,14 +128,20 @@ def train(options: argparse.Namespace, link: str, bound: str, examples: Path, se
 
 
 @contextmanager
-def by_namespaces(options: argparse.Namespace) -> Iterator[tuple[list[Place], Any]]:
-    """Runs pservers on hosts of their own; yields the places of the workers and what counts their bytes."""
-    with hosts(options.pservers + options.workers, f"{options.rate}mbit") as all_hosts:
+def by_namespaces(options: argparse.Namespace, *, is_hybrid: bool = False) -> Iterator[tuple[list[Place], Any]]:
+    """Runs pservers on hosts of their own; yields the places of the workers and what counts their bytes.
+
+    In a hybrid there is one more on the host of each worker, and these have the dense values.
+    """
+    num_hosts = options.pservers + options.workers
+    num_pservers, row_shards = (num_hosts, options.pservers) if is_hybrid else (options.pservers, 0)
+    setting = {"FLEET_SPARSE_ROW_SHARDS": str(row_shards)}
+    with hosts(num_hosts, f"{options.rate}mbit") as all_hosts:
         own = all_hosts[options.pservers :]
-        with pservers_on(all_hosts[: options.pservers]) as endpoints:
+        with pservers_on(all_hosts[:num_pservers], **setting) as endpoints:
             yield (
                 [
-                    (host.command(), worker_environment(endpoints, worker, options.workers, host.address))
+                    (host.command(), setting | worker_environment(endpoints, worker, options.workers, host.address))
                     for worker, host in enumerate(own)
                 ],
                 lambda: sum(sum(host.bytes_of_leg()) for host in own),
