@@ -60,11 +60,11 @@ def test_copies_are_trained_by_the_mean_of_gradients(tmp_path: Path, clip: str) 
 
 @pytest.mark.parametrize(
     ("what", "updates"),
-    [("load", 2 * 5 + 2 * 2), pytest.param("shrink", 2 * 2, marks=pytest.mark.slow)],
+    [("load", 2 * 5 + 2 * 2), ("shrink", 2 * 2)],
 )
 @pytest.mark.guarantee("H8")
 @pytest.mark.guarantee("H11")
-def test_worker_0_loads_and_saves_while_the_others_wait(tmp_path: Path, what: str, updates: float) -> None:
+def test_shrink_and_load_empty_the_caches(tmp_path: Path, what: str, updates: float) -> None:
     """Updates of both workers, of 5 steps before the save, 3 after it, and 2 at the end."""
     for output in outputs_of("cached_alone.py", tmp_path, WHAT=what):
         assert "cached 0\n" in output
@@ -81,6 +81,22 @@ def test_resumed_workers_train_the_batches_not_in_the_save(tmp_path: Path) -> No
     steps = {int(number) for output in outputs for number in numbers("resumes at step", output)}
     assert steps in ({5}, {10}, {15})
     assert [output.count("\nloss") for output in outputs] == [18 - steps.pop()] * 2
+
+
+@pytest.mark.guarantee("H4")
+def test_one_resumed_worker_is_as_without_a_cache_bit_by_bit(tmp_path: Path) -> None:
+    without = losses_in(outputs_of("resume.py", tmp_path, num_workers=1, EPOCHS="6"))
+    options = {"num_workers": 1, "EPOCHS": "6", "ROW_LAG": "40"}
+    assert losses_in(outputs_of("resume.py", tmp_path, SAVE_EVERY="5", **options)) == without
+    saved = str(max((tmp_path / "model").iterdir()))
+    resumed = losses_in(outputs_of("resume.py", tmp_path, load=saved, **options))
+    assert 0 < len(resumed) < len(without) == 18
+    assert resumed == without[-len(resumed) :]
+
+
+def losses_in(outputs: list[str]) -> list[str]:
+    (output,) = outputs
+    return re.findall(r"^loss (\S+)", output, re.MULTILINE)
 
 
 @pytest.mark.guarantee("H6", "H7")

@@ -21,6 +21,8 @@ from fleet_sparse.plugin.static.minimize import minimize
 from fleet_sparse.plugin.strategy import read_strategy
 from support.programs import DIM, flagged, ids_input, linear, start, weight
 
+LOGGER = "fleet_sparse.plugin.row_cache"
+
 
 @pytest.fixture(autouse=True)
 def roles(plugin):
@@ -190,10 +192,13 @@ def test_one_worker_holds_updates_of_every_rule():
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_updates_of_rows_that_travel_rounded_are_not_held_back(monkeypatch, num_workers):
-    monkeypatch.setattr(active(), "settings", replace(active().settings, rows_dtype="bfloat16"))
-    catalog = minimize_for(num_workers, max_row_lag=100)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_updates_of_rows_that_travel_rounded_are_not_held_back(monkeypatch, caplog, num_workers, dtype):
+    monkeypatch.setattr(active(), "settings", replace(active().settings, rows_dtype=dtype))
+    with caplog.at_level("INFO", LOGGER):
+        catalog = minimize_for(num_workers, max_row_lag=100)
     assert catalog.row_cache == fleet_sparse.RowCache(hold_back=0)
+    assert [dtype in record.getMessage() for record in caplog.records if record.name == LOGGER] == [True]
     with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()), pytest.raises(PlanError):
         minimize_for(num_workers, max_row_lag=100, row_cache=fleet_sparse.RowCache(hold_back=3))
 

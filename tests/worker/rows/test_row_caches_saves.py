@@ -42,7 +42,7 @@ def test_an_evaluation_changes_no_cache() -> None:
 
 
 @pytest.mark.guarantee("H8")
-def test_an_async_save_has_what_was_held() -> None:
+def test_a_save_has_what_was_held() -> None:
     with cluster_of(2) as cluster:
         job = CountingJob(cluster, "async", LOOSE, 2, 3)
         for _ in range(20):
