@@ -84,7 +84,7 @@ class FakePservers:
 
         self.answer = answer
 
-    def restart(self, incarnation: int, *, has_log: bool = False) -> None:
+    def restart(self, incarnation: int) -> None:
         """Makes both pservers supervised, and starts shard 1 again with this incarnation and another data plane."""
 
         def answer(shard: int, method: str, request: Any) -> Message:
@@ -93,7 +93,7 @@ class FakePservers:
                 return messages.StatsReply(shard=shard, incarnation=number)
             if method != "Register":
                 return self.usual(shard, method, request)
-            return registered(shard, incarnation=number, stream_endpoint=endpoint, is_supervised=True, has_log=has_log)
+            return registered(shard, incarnation=number, stream_endpoint=endpoint, is_supervised=True)
 
         self.answer = answer
         self.end_attendance(1, messages.AttendReply(incarnation=incarnation))

@@ -374,23 +374,16 @@ class ControlClient:
         return self._rpc.call_all("Stats", messages.StatsRequest(), self._settings.deadline_s)
 
     def stop(self) -> None:
-        """Ends every pserver. One that is gone counts as ended.
-
-        If it may be started again it is waited for, for `settings.deadline_s`; if it has a log, which it removes when
-        it ends, for as long as workers wait for it in training.
+        """Ends every pserver. One that is gone counts as ended, after `settings.deadline_s` if it may be started again.
 
         Raises:
             ShardUnavailable: A pserver did not answer in time.
         """
         deadline_s = self._settings.deadline_s
-        begun_at = time.monotonic()
-        waits_s = {
-            each.shard: self._rpc.patience_s if each.has_log else deadline_s
-            for each in self._registrar.registrations
-            if each.is_supervised
-        }
+        until = time.monotonic() + deadline_s
+        returns = {each.shard for each in self._registrar.registrations if each.is_supervised}
         for shard in range(self._rpc.num_shards):
-            patience_s = max(begun_at + waits_s.get(shard, 0.0) - time.monotonic(), 0.0)
+            patience_s = max(until - time.monotonic(), 0.0) if shard in returns else 0.0
             try:
                 self._rpc.call(shard, "Stop", messages.StopRequest(), deadline_s, patience_s=patience_s)
             except ShardUnavailable as error:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ from fleet_sparse.errors import ShardUnavailable
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.worker.control.control import ControlClient
 from fleet_sparse.worker.control.rpc import OutOfTime, Unreachable
-from support.fake_pservers import QUICK, SPEC, FakePservers
+from support.fake_pservers import SPEC, FakePservers
 
 
 def test_each_barrier_of_a_name_has_the_next_number(control: ControlClient, pservers: FakePservers) -> None:
@@ -82,17 +80,6 @@ def test_supervised_pserver_that_stays_away_counts_as_ended(control: ControlClie
     pservers.fails("Stop", Unreachable("connection refused"), shard=0)
     control.stop()
     assert pservers.asked_for("Stop")[-1][0] == 1
-
-
-def test_stop_waits_for_a_pserver_with_a_log_as_training_does(pservers: FakePservers) -> None:
-    settings = replace(QUICK, failover_s=1.5)
-    with ControlClient(pservers, settings) as control:
-        pservers.restart(101, has_log=True)
-        control.register([SPEC], 0, 1)
-        pservers.fails("Stop", Unreachable("connection refused"), shard=0)
-        begun_at = time.monotonic()
-        control.stop()
-        assert settings.failover_s <= time.monotonic() - begun_at < 10
 
 
 def test_stop_of_a_pserver_that_hangs_is_an_error(control: ControlClient, pservers: FakePservers) -> None:
