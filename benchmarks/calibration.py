@@ -46,13 +46,21 @@ class MeasuredCase(NamedTuple):
     """CPU of their other threads."""
 
 
-def newest(results: Path, name: str) -> list[dict[str, Any]]:
-    """Returns all recorded runs of the commit that ran last, on the channel of its last run."""
+def newest(results: Path, name: str, machine: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Returns all recorded runs of the commit that ran last, on the channel of its last run.
+
+    Args:
+        results: Directory of the records.
+        name: Name of the benchmark.
+        machine: Runs on machines with its processor and number of cores count alone, if there are any.
+    """
 
     def of(run: Mapping[str, Any]) -> tuple[Any, Any]:
         return run["commit"], run.get("options", {}).get("channel")
 
     runs = sorted(recorded(results, name), key=lambda run: str(run["date"]))
+    if machine is not None:
+        runs = [run for run in runs if all(run["machine"][key] == machine[key] for key in ("cpu", "cores"))] or runs
     return [run for run in runs if of(run) == of(runs[-1])]
 
 
@@ -129,11 +137,12 @@ def accuracy(cases: Sequence[MeasuredCase], coefficients: CostCoefficients) -> A
 
 def calibrate(results: Path) -> CostCoefficients:
     """Returns the coefficients that the recorded runs give."""
-    kernels = kernel_lines(newest(results, "kernels"))
+    scale = newest(results, "scale")
+    kernels = kernel_lines(newest(results, "kernels", scale[-1]["machine"]))
     idle_bytes = [each["pserver"]["resident_bytes"] for run in newest(results, "start") for each in run["rounds"]]
     find_ns, _ = kernels["find"]
     push_ns = {rule: (round(find_ns + kernels[rule][0], 1), kernels[rule][1]) for rule in TRAINED}
-    return fitted(newest(results, "scale"), kernels["find and gather"], push_ns, float(np.median(idle_bytes)))
+    return fitted(scale, kernels["find and gather"], push_ns, float(np.median(idle_bytes)))
 
 
 def fitted(

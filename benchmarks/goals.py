@@ -51,6 +51,14 @@ class Figure(NamedTuple):
     of_rounds: Sequence[float]
     baseline: str = ""
 
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The first and third quartile of the rounds; the extremes if one is infinite."""
+        if not np.isfinite(self.of_rounds).all():
+            return float(np.min(self.of_rounds)), float(np.max(self.of_rounds))
+        low, high = np.percentile(self.of_rounds, [25, 75])
+        return float(low), float(high)
+
 
 class Goal(NamedTuple):
     """A quantity and the bounds that were set for it.
@@ -97,7 +105,7 @@ class Verdict(NamedTuple):
     @property
     def is_within_noise(self) -> bool:
         """True if the bound lies between the quartiles of the rounds."""
-        low, high = np.percentile(self.figure.of_rounds, [25, 75]) if self.figure else (np.nan, np.nan)
+        low, high = self.figure.quartiles if self.figure else (np.nan, np.nan)
         return bool(low <= self.bound <= high)
 
 
@@ -372,7 +380,7 @@ def misses_after_a_move(run: Run) -> Figure:
 def misses_over_the_best_policy(run: Run) -> Figure | None:
     """Returns the percentage of reads that miss in a cache of 15 % of the rows, less that of the best other policy."""
     ours, *others = (f"15 %: {name}" for name in ("aged LFU", "aged LFU, second", "LFU, all", "LRU, all"))
-    if ours not in run["rounds"][0]:
+    if any(ours not in each for each in run["rounds"]):
         return None
     return by_round(lambda each: 100 * (each[ours]["missed"] - min(each[other]["missed"] for other in others)))(run)
 
@@ -874,7 +882,7 @@ GOALS: Sequence[Goal] = (
             (bound,),
             "",
             "het_link",
-            {"rate": rate, "dim": dim, "workers": 4},
+            {"rate": rate, "dim": dim, "workers": 4, "dense": "workers"},
             time_to_auc,
             baseline=_HET_TIME,
         )

@@ -41,7 +41,7 @@ WAYS = {
     "convergence": ("data",),
     "compare": ("model", "against"),
     "het_auc": ("model", "optimizer", "workers"),
-    "het_link": ("model", "rate", "dim", "workers"),
+    "het_link": ("model", "rate", "dim", "workers", "dense"),
     "het_save": ("trace_steps",),
 }
 """Options by which the runs of a benchmark are told apart; each combination has rows of its own."""
@@ -427,8 +427,9 @@ class Page:
         for run in self.ways("het_link"):
             series = {bound: of["curve"] for bound, of in run["rounds"][-1].items()}
             options = options_of(run)
-            name = f"het-link-{options['rate']}-dim-{options['dim']}.svg"
-            text += self._curves(name, "AUC", "s of training", series, f"AUC, {way_of('het_link', run)}")
+            name = "-".join(str(options[each]) for each in ("model", "rate", "dim", "workers"))
+            title = f"AUC, {way_of('het_link', run)}"
+            text += self._curves(f"het-link-{name}.svg", "AUC", "s of training", series, title)
         return text
 
     def _curves(
@@ -530,9 +531,10 @@ def goal_cells(verdict: Verdict) -> Sequence[str]:
     bound = f"at {'most' if goal.is_upper else 'least'} {verdict.bound:g} {goal.unit}".rstrip()
     if figure is None or run is None:
         return goal.name, bound, "not measured yet", "", goal.baseline, goal.differs, ""
-    low, high = np.percentile(figure.of_rounds, [25, 75])
+    low, high = figure.quartiles
     quartiles = f" ({low:.{goal.digits}f} - {high:.{goal.digits}f})" if len(figure.of_rounds) > 1 else ""
-    measured = f"{figure.value:.{goal.digits}f} {goal.unit}".rstrip() + quartiles
+    value = f"{figure.value:.{goal.digits}f}" if np.isfinite(figure.value) else "never reached"
+    measured = f"{value} {goal.unit}".rstrip() + quartiles
     reached = ("yes" if verdict.is_reached else "no") + (", within noise" if verdict.is_within_noise else "")
     return goal.name, bound, measured, reached, figure.baseline or goal.baseline, goal.differs, source(run)
 

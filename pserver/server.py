@@ -396,11 +396,21 @@ def lease_of(options: Options, settings: Settings) -> Lease | None:
         if has_log:
             log = log_directory(dataclasses.replace(settings, job_id=job), options.shard, options.num_shards)
             directory, header = log.parent / LEASES, newest_readable_header(log)
-            # Later than that of a pserver whose log and leases are gone: workers ignore an older one.
-            newest = (options.generation or 1) - 1 if header is None else header.generation
+            if header is not None:
+                newest = header.generation
+            elif options.generation is not None:  # so that workers do not ignore it as older than one whose log is gone
+                newest = options.generation - 1
         coordinator = open_coordinator(settings.coordinator, directory, job, ttl_s=settings.lease_s)
         try:
-            return take_lease(coordinator, name, settings.lease_s, job=job, after=newest, on_wait=options.note_progress)
+            return take_lease(
+                coordinator,
+                name,
+                settings.lease_s,
+                job=job,
+                after=newest,
+                patience_s=settings.failover_s,
+                on_wait=options.note_progress,
+            )
         except BaseException:
             with suppress(OSError):
                 coordinator.close()

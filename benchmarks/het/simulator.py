@@ -5,8 +5,8 @@ writes how many ids of each batch missed and how many entered.
 
 - `run_lru`: the row whose last read is oldest makes room.
 - `run_lfu`: the row with the fewest reads since it entered makes room, the one read longest ago of several.
-- `run_aged_lfu`: much as the workers' cache. Counters of 8 bits are halved once in 20 capacities of reads; the
-  lowest of 8 rows after a hand makes room, if a sketch of misses says more of the new row.
+- `run_aged_lfu`: the workers' cache does much the same. Counters of 8 bits are halved once in 20 capacities of reads;
+  the lowest of 8 rows after a hand makes room, if a sketch of misses says more of the new row.
 - `run_optimal`: Belady's. The row whose next read is farthest away makes room; a missed row that is read later than all
   others stays outside.
 """

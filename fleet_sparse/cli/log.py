@@ -119,9 +119,10 @@ def to_snapshot(
 ) -> None:
     """Writes a full snapshot of the logs of all shards of a job that is dead.
 
-    A log that a pserver writes is refused. In sync training a shard may be one step ahead of another. In async,
-    bounded-lag and geo training the snapshot has the positions that workers reported last, about a second before the
-    end: `resume` and `resumable` continue there, and batches since then are trained twice.
+    A log that a pserver writes is refused. In sync training a shard may be one step ahead of another. In async
+    training, with or without a bounded step lag, and in geo training the snapshot has the positions that workers
+    reported last, about a second before the end: `resume` and `resumable` continue there, and batches since then are
+    trained twice. It has none if workers with a bounded step lag cached rows.
     """
     from fleet_sparse.pserver.admin.log_snapshot import write_snapshot
     from fleet_sparse.snapshot.directory import directory_at

@@ -23,7 +23,7 @@ _TRIES_PER_TTL = 20
 """After a renewal that failed."""
 _WATCH_S = 1.0
 _FOREIGN_TTLS = 2.0
-"""A holder of another job that has died makes room before this multiple of its ttl."""
+"""A holder of another job that still has the lease after this multiple of its ttl is alive."""
 
 
 def lease_clock() -> float:
@@ -136,7 +136,7 @@ class Lease:
                 _log.warning("%s: the lease was not renewed: %s", self._shard, error)
                 pause_s = self._ttl_s / _TRIES_PER_TTL
                 continue
-            # A process that was suspended in the call may have renewed a lease that another one takes.
+            # The call may have outlasted the lease, so that another process may be taking it.
             if not is_held or lease_clock() >= self.valid_until:
                 break
             pause_s = self._ttl_s / _RENEWALS_PER_TTL
@@ -152,6 +152,7 @@ def take_lease(
     *,
     job: str,
     after: int = 0,
+    patience_s: float = 0.0,
     on_wait: Callable[[], object] = lambda: None,
 ) -> Lease:
     """Takes the lease of a shard; waits while another pserver of the job holds it.
@@ -162,39 +163,42 @@ def take_lease(
         ttl_s: As of `Coordinator.lease`.
         job: Identity of the job.
         after: As of `Coordinator.lease`.
+        patience_s: Seconds for which a coordinator that has named a holder may be out of reach.
         on_wait: Called about once a second while it waits.
 
     Raises:
         SettingError: A pserver of another job holds it, and is alive; or as `Coordinator.lease`.
-        OSError: The coordinator cannot be reached at first. Once it has named a holder it is asked until it answers.
+        OSError: The coordinator cannot be reached, or the system refuses a file of the lease.
     """
     holder: Holder | None = None
     held_since = 0.0
+    away_since: float | None = None
     while True:
-        asked_at = lease_clock()
+        asked_at, now = lease_clock(), time.monotonic()
         try:
             found = coordinator.lease(shard, ttl_s, after=after)
         except OSError as error:
-            if holder is None:
+            since = now if away_since is None else away_since
+            if holder is None or error.filename is not None or now - since >= patience_s:
                 raise
-            _log.warning("%s: waits for the lease; the coordinator does not answer: %s", shard, error)
+            if away_since is None:
+                _log.warning("%s: waits for the lease; the coordinator cannot be reached: %s", shard, error)
+            away_since = since
             on_wait()
             time.sleep(_WATCH_S)
             continue
         if not isinstance(found, Holder):
             _log.info("%s: took the lease, generation %d", shard, found)
             return Lease(coordinator, shard, ttl_s, found, asked_at + ttl_s)
-        if found != holder:
-            held_since = asked_at
-        if found.job != job and asked_at - held_since > _FOREIGN_TTLS * found.ttl_s:
+        if found != holder or away_since is not None:  # it may have renewed the lease before the outage
+            holder, held_since, away_since = found, now, None
+            _log.warning(
+                "%s: waits for the lease, which %s holds with generation %d", shard, found.process, found.generation
+            )
+        if found.job != job and now - held_since > _FOREIGN_TTLS * found.ttl_s:
             raise SettingError(
                 f"{shard}: a pserver of another job, {found.process}, holds the lease of this shard. Give each job a "
                 f"FLEET_SPARSE_LOG, or {VARIABLE}, of its own"
-            )
-        if holder != found:
-            holder = found
-            _log.warning(
-                "%s: waits for the lease, which %s holds with generation %d", shard, found.process, found.generation
             )
         on_wait()
         with suppress(OSError):  # the next call says it

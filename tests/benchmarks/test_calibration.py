@@ -22,7 +22,8 @@ KERNELS = msgspec.structs.replace(
     data_thread_ns=CpuCost(0, 2e5, 5e4, 50, 0.25),
     io_threads_ns=CpuCost(0, 4e4, 1e4, 9, 0.2),
 )
-MACHINES = Machines(math.inf, math.inf, shared_cores=2)
+MACHINE = {"cpu": KERNELS.measured.cpu, "cores": KERNELS.measured.cores}
+MACHINES = Machines(math.inf, math.inf, shared_cores=KERNELS.measured.cores)
 
 
 def run_of(slowdown_of_held_out: float = 1.0, commit: str = "new", date: str = "2026-02-01", slowdown: float = 1.0):
@@ -44,13 +45,12 @@ def run_of(slowdown_of_held_out: float = 1.0, commit: str = "new", date: str = "
             measured[name] = {key: factor * each for key, each in zip(calibration.TIMES, times, strict=True)}
             measured[name]["computed_s"] = job.compute_s
             checks.append({"name": name, "job": asdict(job), "pservers": group.pservers, "is_fitted": case.is_fitted})
-    machine = {"cpu": "some CPU", "cores": 2}
-    return {"commit": commit, "date": date, "machine": machine, "checks": checks, "rounds": [measured]}
+    return {"commit": commit, "date": date, "machine": MACHINE, "checks": checks, "rounds": [measured]}
 
 
 @pytest.fixture
 def calibrated(tmp_path):
-    """Returns the coefficients of some runs of `scale`; the kernels are those of the recorded runs."""
+    """Returns the coefficients of some runs of `scale`; the kernels are those that were recorded on its machine."""
 
     def calibrate(*runs):
         for name in ("kernels", "start"):

@@ -65,7 +65,7 @@ def test_copies_are_trained_by_the_mean_of_gradients(tmp_path: Path, clip: str) 
 @pytest.mark.guarantee("H8")
 @pytest.mark.guarantee("H11")
 def test_shrink_and_load_empty_the_caches(tmp_path: Path, what: str, updates: float) -> None:
-    """Updates of both workers, of 5 steps before the save, 3 after it, and 2 at the end."""
+    """A load brings back what both workers made in 5 steps, a shrink removes all rows, and 2 steps come after it."""
     for output in outputs_of("cached_alone.py", tmp_path, WHAT=what):
         assert "cached 0\n" in output
         assert f"updates {{{float(updates)}}}" in output

@@ -135,8 +135,9 @@ class _GrpcCall:
             reply: Message = self._future.result()
         except grpc.RpcError as error:
             # gRPC raises the call itself, which would refer to itself by its traceback. The garbage collector alone
-            # frees such objects, and it does not look for old ones until they are a quarter of all.
-            raise self._found(error.with_traceback(None)) from None
+            # frees such objects, and it does not look for old ones until they are a quarter of all. Nor may a variable
+            # of this frame have what is raised.
+            raise self._explained(error.with_traceback(None)) from None
         except grpc.FutureCancelledError:
             raise Unreachable("the connection was closed") from None
         except BaseException:
@@ -147,7 +148,7 @@ class _GrpcCall:
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         self._future.add_done_callback(callback)
 
-    def _found(self, error: grpc.RpcError) -> Exception:
+    def _explained(self, error: grpc.RpcError) -> Exception:
         found = _error_of(error)
         return Unreachable(self._explain(str(found))) if isinstance(found, Unreachable) else found
 
@@ -278,8 +279,8 @@ class Rpc:
         for shard, call in enumerate(pending):
             try:
                 replies.append(self._finish(call, shard, method, request, timeout_s, patience_s, None))
-            except FleetSparseError as error:
-                replies.append(error.with_traceback(None))  # or it would refer to itself, by the frames of its callers
+            except FleetSparseError as error:  # its traceback has this frame, whose `replies` has it
+                replies.append(error.with_traceback(None))
         return replies
 
     def close(self) -> None:

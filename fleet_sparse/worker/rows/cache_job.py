@@ -57,6 +57,11 @@ def may_hold(spec: TableSpec, job: CacheJob) -> bool:
     return job.max_held != 0 and (job.num_workers == 1 or spec.update_rule.merge is not None)
 
 
+def has_base_states(spec: TableSpec, job: CacheJob) -> bool:
+    """Returns whether the states are kept that copies had when they were last equal to those of the pservers."""
+    return job.num_workers > 1 and may_hold(spec, job)
+
+
 def has_bases(spec: TableSpec, job: CacheJob) -> bool:
     """Returns whether the values are kept that copies had when they were last equal to those of the pservers.
 

@@ -10,10 +10,11 @@ from fleet_sparse.core.kernels_copies import NUM_COUNTS
 from fleet_sparse.core.rules import UpdateRule
 from fleet_sparse.core.table_spec import TableSpec
 
-from .cache_job import CacheJob, has_bases, may_hold
+from .cache_job import CacheJob, has_base_states, has_bases, may_hold
 from .row_exchange import COUNT_BYTES, FLOAT_BYTES, ID_BYTES, VERSION_BYTES
 
-_BYTES_OF_COUNTS = COUNT_BYTES * NUM_COUNTS
+_VALUE_BYTES = 4
+"""Memory of a float or a count of a copy."""
 
 
 def is_cached(spec: TableSpec) -> bool:
@@ -26,8 +27,7 @@ def is_cached(spec: TableSpec) -> bool:
 def bytes_per_row(spec: TableSpec, job: CacheJob) -> int:
     """Returns the memory in bytes of a copy, at most."""
     num_states = spec.update_rule.num_states
-    has_base_states = job.num_workers > 1 and may_hold(spec, job)
-    num_bases = int(has_bases(spec, job)) + (num_states if has_base_states else 0)
+    num_bases = int(has_bases(spec, job)) + (num_states if has_base_states(spec, job) else 0)
     return _bytes_per_copy(spec.dim, 1 + num_states + num_bases)
 
 
@@ -90,4 +90,4 @@ def rows_in_part(spec: TableSpec, num_bytes: int) -> int:
 
 
 def _bytes_per_copy(dim: int, num_vectors: int) -> int:
-    return INDEX_BYTES_PER_ROW + _BYTES_OF_COUNTS + FLOAT_BYTES * dim * num_vectors
+    return INDEX_BYTES_PER_ROW + _VALUE_BYTES * (NUM_COUNTS + dim * num_vectors)

@@ -45,7 +45,7 @@ from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, 
 from fleet_sparse.core.rules.rule import least_addends
 from fleet_sparse.core.table_spec import TableSpec
 
-from .cache_job import CacheJob, has_bases, may_hold
+from .cache_job import CacheJob, has_base_states, has_bases, may_hold
 from .cache_step import Answer, Arrived, Changes, Counts, Floats, Ids, Outgoing, Plan
 
 _NOWHERE, _NO_COUNTS = np.empty(0, np.int64), np.empty(0, np.uint32)
@@ -93,7 +93,7 @@ class CachedTable:
         self._may_hold = may_hold(spec, job)
         self._holds_all = self._may_hold and self._is_single_worker and job.max_held is None
         self._has_bases = has_bases(spec, job)
-        self._has_base_states = self._may_hold and not self._is_single_worker
+        self._has_base_states = has_base_states(spec, job)
         is_held_mean = self._may_hold and job.weights.of_merge != 1.0
         self.update_weight = job.weights.of_merge if is_held_mean and self._rule.is_linear else 1.0
         decays = self._rule.merge(self._hyperparameters) if self._rule.merge is not None else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import threading
@@ -13,9 +14,8 @@ import pytest
 from fleet_sparse.errors import LeaseLost, SettingError
 from fleet_sparse.pserver.lease.choice import open_coordinator
 from fleet_sparse.pserver.lease.coordinator import Holder
-from fleet_sparse.pserver.lease.lease import lease_clock, take_lease
+from fleet_sparse.pserver.lease.lease import take_lease
 from support.fake_coordinator import FakeCoordinator
-from support.waits import wait_until
 
 
 @pytest.mark.parametrize("answer", [False, OSError("no answer"), ValueError("a library's fault")])
@@ -45,15 +45,16 @@ def test_no_late_renewal_makes_a_lost_lease_valid() -> None:
 
 
 @pytest.mark.guarantee("W11")
-def test_a_renewal_that_takes_too_long_comes_to_nothing() -> None:
+def test_a_renewal_that_outlasts_the_lease_comes_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, lost = FakeCoordinator(), threading.Event()
     coordinator.may_renew.clear()
-    lease = take_lease(coordinator, "a", 0.2, job="")
+    lease = take_lease(coordinator, "a", 2.0, job="")
     lease.on_lost = lost.set
     assert coordinator.renews.wait(30)
-    wait_until(lambda: lease_clock() >= lease.valid_until, 30)
+    ended_at = lease.valid_until + 0.1  # before the time to which this renewal would extend it, and time stands still
+    monkeypatch.setattr("fleet_sparse.pserver.lease.lease.lease_clock", lambda: ended_at)
     coordinator.may_renew.set()
-    assert lost.wait(5)
+    assert lost.wait(10)
     assert lease.valid_until == -math.inf
 
 
@@ -107,8 +108,23 @@ def test_one_that_waits_outlives_a_coordinator_that_is_away(monkeypatch: pytest.
     coordinator, num_waits = FakeCoordinator(), itertools.count()
     away = OSError("no answer")
     coordinator.refusals = [Holder(3, "a job", "host, pid 7", 30.0), away, away]
-    take_lease(coordinator, "a", 30.0, job="a job", on_wait=lambda: next(num_waits)).release()
+    take_lease(coordinator, "a", 30.0, job="a job", patience_s=60.0, on_wait=lambda: next(num_waits)).release()
     assert next(num_waits) == 3
+
+
+@pytest.mark.parametrize("error", [OSError("no answer"), PermissionError(errno.EACCES, "denied", "/a/lease")])
+def test_one_that_waits_fails_if_the_coordinator_stays_away(error: OSError) -> None:
+    coordinator = FakeCoordinator()
+    coordinator.refusals = [Holder(3, "a job", "host, pid 7", 30.0), error]
+    with pytest.raises(type(error)):
+        take_lease(coordinator, "a", 30.0, job="a job", patience_s=0.0 if error.filename is None else 60.0)
+
+
+def test_another_job_gets_its_time_anew_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet_sparse.pserver.lease.lease._WATCH_S", 0.5)
+    coordinator, holder = FakeCoordinator(), Holder(3, "another job", "host, pid 7", 0.2)
+    coordinator.refusals = [holder, OSError("no answer"), holder]
+    take_lease(coordinator, "a", 30.0, job="a job", patience_s=60.0).release()
 
 
 def test_a_coordinator_that_is_away_at_first_is_an_error() -> None:

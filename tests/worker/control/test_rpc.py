@@ -150,7 +150,7 @@ def test_a_failed_call_leaves_no_garbage(serve: Serve, call: Callable[[Rpc], Non
         gc.disable()
         for _ in range(5):
             call(calls)
-        assert gc.collect() < 5
+        assert gc.collect() < 25  # each call would leave 34 to 85 objects; other threads may leave a few
     finally:
         gc.enable()
         calls.close()

@@ -249,7 +249,7 @@ def test_a_copy_looked_up_ahead_lacks_at_most_the_bound(
 ) -> None:
     """In async mode and with a step lag workers run at their own speed.
 
-    There no row leaves its cache: others may change those without a copy while they are on their way.
+    There no row leaves its cache: others may change a row that has no copy while it is on its way.
     """
     with cluster_of(num_shards) as cluster:
         options: dict[str, Any] = {"max_rows": max_rows if kind.startswith("sync") else NUM_IDS, "max_held": max_held}
