@@ -389,6 +389,7 @@ class ControlClient:
             except ShardUnavailable as error:
                 if not isinstance(error.__cause__, Unreachable):
                     raise
+                logger.warning("shard %d is gone and counts as ended; a log that it has stays", shard)
 
     def close(self) -> None:
         """Ends the connections; a worker that has not finished then counts as lost. A second call does nothing."""
