@@ -427,7 +427,7 @@ class Page:
         for run in self.ways("het_link"):
             series = {bound: of["curve"] for bound, of in run["rounds"][-1].items()}
             options = options_of(run)
-            name = "-".join(str(options[each]) for each in ("model", "rate", "dim", "workers"))
+            name = "-".join(str(options[each]) for each in WAYS["het_link"] if each in options)
             title = f"AUC, {way_of('het_link', run)}"
             text += self._curves(f"het-link-{name}.svg", "AUC", "s of training", series, title)
         return text
@@ -543,7 +543,7 @@ def way_of(name: str, run: Run) -> str:
     """Returns how a run was made: the options in `WAYS` that are set."""
     options = {option: options_of(run).get(option) for option in WAYS.get(name, ())}
     told = {"max_step_lag": "max_step_lag {}", "serial": "serial", "mkl_avx2": "MKL with AVX2"}
-    told |= {"workers": "{} workers", "rate": "{} Mbit/s", "dim": "dim {}"}
+    told |= {"workers": "{} workers", "rate": "{} Mbit/s", "dim": "dim {}", "dense": "dense values beside {}"}
     values = {
         option: " ".join(map(str, np.atleast_1d(value))) for option, value in options.items() if value is not None
     }
