@@ -838,9 +838,9 @@ GOALS: Sequence[Goal] = (
         for percent, bound in ((1, 2.5), (5, 3.5))
     ),
     Goal(
-        "misses of a row cache 200 to 500 steps after the hot set moved, less the better of LRU and LFU begun anew",
+        "misses of a row cache 200 to 500 steps after the hot set moved, less those of LRU or LFU that starts empty",
         (1,),
-        "points",
+        "% points",
         "het_misses",
         _CRITEO,
         misses_after_a_move,

@@ -6,7 +6,7 @@ allowed, or with `--proxy`, all workers share one link of that rate for each dir
 the record says which. Real jobs of Paddle train the same examples in async mode: without caches, and with rows that
 lag by at most a distance of twice the learning rate. As in HET's hybrid, dense values stay beside the workers: one more
 pserver on each of their hosts has them (`FLEET_SPARSE_ROW_SHARDS`), so that the legs of the others are free for rows;
-with `--dense pservers`, which the proxy needs, the same pservers have both. Worker 0 evaluates every `--evaluate-every`
+with `--dense pservers`, and behind the proxy, the same pservers have both. Worker 0 evaluates every `--evaluate-every`
 steps; evaluations are outside the time. The target is `--target` of the AUC with which the job without caches ends.
 
 A run that is stopped keeps the jobs that ended (`benchmarks.record.Jobs`): the same command goes on with the others.
@@ -64,13 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=AT_LEAST_1, default=1)
     parser.add_argument("--proxy", action="store_true", help="use the proxy in any case")
     parser.add_argument(
-        "--dense", choices=(WORKERS, PSERVERS_ALONE), default=WORKERS, help="whose hosts have the dense values"
+        "--dense", choices=(WORKERS, PSERVERS_ALONE), help="whose hosts have the dense values; workers without a proxy"
     )
     add_results(parser)
     options = parser.parse_args(arguments)
     link = PROXY if options.proxy or not can_make_hosts() else NAMESPACES
     if link == PROXY and options.dense == WORKERS:
         parser.error("--dense workers needs network namespaces; write --dense pservers")
+    options.dense = options.dense or (PSERVERS_ALONE if link == PROXY else WORKERS)
     record, console = Record("het_link", options), Console(width=120)
     jobs = Jobs(record, varying=("bounds", "seeds", "target"))
     rounds = [run(options, jobs, link, seed, console) for seed in range(options.seeds)]
