@@ -1,4 +1,4 @@
-"""CacheJob: what all row caches of a worker share, and what that means for the copies of a table."""
+"""CacheJob: the options that all row caches of a worker share, and which values of a copy they make it keep."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHOLE = GradientWeights()
 
 
 class CacheJob(NamedTuple):
-    """What all caches of a worker share.
+    """The options that all row caches of a worker share.
 
     Attributes:
         bound: How far copies may lag.

@@ -1,4 +1,4 @@
-"""What passes between a cached table and its caller in a step: a plan, its answer, and what a push has."""
+"""Values that a cached table and its caller exchange in a step: a plan, its answer, and a part of a push."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fleet_sparse.core.cache_index import Entries
 
-_NOWHERE = np.empty(0, np.int64)
+NOWHERE = np.empty(0, np.int64)
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -39,12 +39,12 @@ class Plan(NamedTuple):
     """Number of changes of the index before."""
     ordinal: int
     """Number of plans before."""
-    late: NDArray[np.int64] = _NOWHERE
+    late: NDArray[np.int64] = NOWHERE
     """Places of copies that the pservers are asked about when the batch is used, of a plan that is made ahead."""
 
 
 class Answer(NamedTuple):
-    """What the pservers said about the asked ids of a plan."""
+    """The answer of the pservers about the asked ids of a plan."""
 
     slack: NDArray[np.uint8]
     """`(len(asked),)`: steps, `ROW_FOLLOWS` or `STATES_FOLLOW`."""
@@ -82,15 +82,15 @@ class Changes(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """What a push has of one table."""
+    """The part of a push that belongs to one table."""
 
     as_gradients: NDArray[np.int64]
     """Places of the batch whose gradients go as they are, ascending."""
     changes: tuple[Changes, ...]
-    """Of rows that left, without states, and with states; none is empty. An id that left before a push that was not
-    accepted, and entered again, is in two of them, in their order."""
+    """Those of rows that left, of rows without their states, and of rows with them; none is empty. If an id left, the
+    push was not accepted and the id entered again, two of them have it, in their order."""
     single_updates: NDArray[np.int64]
     """Slots of the copies among `as_gradients`."""
 
 
-NOTHING_SENT = Outgoing(_NOWHERE, (), _NOWHERE)
+NOTHING_SENT = Outgoing(NOWHERE, (), NOWHERE)

@@ -46,10 +46,10 @@ from fleet_sparse.core.rules.rule import least_addends
 from fleet_sparse.core.table_spec import TableSpec
 
 from .cache_job import CacheJob, has_base_states, has_bases, may_hold
-from .cache_step import Answer, Arrived, Changes, Counts, Floats, Ids, Outgoing, Plan
+from .cache_step import NOWHERE, Answer, Arrived, Changes, Counts, Floats, Ids, Outgoing, Plan
 
-_NOWHERE, _NO_COUNTS = np.empty(0, np.int64), np.empty(0, np.uint32)
-_NO_ENTRIES = Entries(_NOWHERE, _NOWHERE, _NOWHERE)
+_NO_COUNTS = np.empty(0, np.uint32)
+_NO_ENTRIES = Entries(NOWHERE, NOWHERE, NOWHERE)
 _ANY_AMOUNT = 1 << 62
 _MAX_OVERLAPS = 64  # plans that may wait until they are applied, and updates of others meanwhile
 
@@ -106,7 +106,7 @@ class CachedTable:
         by_count: Counts = self._counts.reshape(capacity, NUM_COUNTS).T  # views
         self._known, self._states_known = by_count[KNOWN], by_count[STATES_KNOWN]
         self._held, self._states_held = by_count[HELD], by_count[STATES_HELD]
-        self._idle: NDArray[np.int64] = _NOWHERE
+        self._idle: NDArray[np.int64] = NOWHERE
         self._left: list[Changes] = []
         self._index_version = self._num_plans = 0
         # Of plans with rows that enter, until they are applied: ids whose gradients went past the cache since, and
@@ -163,11 +163,11 @@ class CachedTable:
         """
         self._step = step = 0 if self._is_single_worker else step
         uses = self._index.use(ids, step)
-        unleased, missing, late = uses.unleased, uses.missing, _NOWHERE
+        unleased, missing, late = uses.unleased, uses.missing, NOWHERE
         if self._is_single_worker and len(unleased):  # a row that follows would replace what is held
             unleased = unleased[~self._is_holding(uses.slots[unleased])]
         if sending is not None and not self._job.is_merged:
-            unleased, late = _NOWHERE, unleased
+            unleased, late = NOWHERE, unleased
         entries = self._index.choose(ids[missing]) if len(missing) else _NO_ENTRIES
         most_asked = len(unleased) + len(entries.indices)
         asked, plain = np.empty(most_asked, np.int64), np.empty(len(missing), np.int64)
@@ -197,7 +197,7 @@ class CachedTable:
         """Returns a plan, for `apply`, of distinct ids `(k,)` that were read in another way: no row enters."""
         slots = self._index.find(ids)
         plan = Plan(
-            *(ids, slots, np.flatnonzero(slots < 0), _NOWHERE, _NO_COUNTS, _NOWHERE, _NO_ENTRIES),
+            *(ids, slots, np.flatnonzero(slots < 0), NOWHERE, _NO_COUNTS, NOWHERE, _NO_ENTRIES),
             *(self._step, self._index_version, self._num_plans),
         )
         return plan, self._nothing
@@ -216,7 +216,7 @@ class CachedTable:
         entering[of_entering] = places
         is_plain[entering] = False
         return plan._replace(
-            ids=ids, slots=slots, plain=np.flatnonzero(is_plain), asked=_NOWHERE, versions=_NO_COUNTS, entering=entering
+            ids=ids, slots=slots, plain=np.flatnonzero(is_plain), asked=NOWHERE, versions=_NO_COUNTS, entering=entering
         )
 
     def drop(self, plan: Plan) -> None:
@@ -228,11 +228,11 @@ class CachedTable:
         late = plan.late
         versions = np.empty(len(late), np.uint32)
         plan_reads(
-            *(plan.slots, late, _NOWHERE, _NOWHERE, self._counts, self._state_width > 0),
-            *(np.empty_like(late), versions, _NOWHERE),
+            *(plan.slots, late, NOWHERE, NOWHERE, self._counts, self._state_width > 0),
+            *(np.empty_like(late), versions, NOWHERE),
         )
         return plan._replace(
-            plain=_NOWHERE, asked=late, versions=versions, entering=_NOWHERE, entries=_NO_ENTRIES, late=_NOWHERE
+            plain=NOWHERE, asked=late, versions=versions, entering=NOWHERE, entries=_NO_ENTRIES, late=NOWHERE
         )
 
     def refresh(self, plan: Plan, answer: Answer) -> None:
@@ -307,7 +307,7 @@ class CachedTable:
         held = self._states_held[idle]
         if self._may_hold:
             count_updates(slots, self._counts)
-        as_gradients, due, single_updates = (outside, _NOWHERE, _NOWHERE) if self._holds_all else self._due(slots)
+        as_gradients, due, single_updates = (outside, NOWHERE, NOWHERE) if self._holds_all else self._due(slots)
         unused = idle[held == self._states_held[idle]]
         if len(unused):
             due = np.setdiff1d(due, unused)
@@ -318,7 +318,7 @@ class CachedTable:
     def flush(self, max_rows: int | None = None) -> Outgoing:
         """Returns what is held, of at most `max_rows` copies, with all states; to be sent and passed to `sent`."""
         slots = self._holding(np.arange(self.num_rows))[:max_rows]
-        return Outgoing(_NOWHERE, self._changes_of(slots, has_states=True), _NOWHERE)
+        return Outgoing(NOWHERE, self._changes_of(slots, has_states=True), NOWHERE)
 
     def sent(self, outgoing: Outgoing) -> None:
         """Takes note that a push was accepted: its updates are not held any more.
@@ -363,7 +363,7 @@ class CachedTable:
         self._index.clear()
         self._held[:] = self._states_held[:] = 0
         self._left.clear()
-        self._idle = _NOWHERE
+        self._idle = NOWHERE
         self._index_version += 1
         self._open.clear()
 
