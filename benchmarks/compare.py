@@ -25,8 +25,8 @@ import numpy as np
 
 from benchmarks.baselines import BaselineProcess
 from benchmarks.cpu_clock import cpu_seconds
-from benchmarks.goals import against
 from benchmarks.interleaved import interleaved
+from benchmarks.measures import against
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS
 from benchmarks.processes import NO_STANDBY, with_children
 from benchmarks.record import RESULTS, ROOT, Record, git

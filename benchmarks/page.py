@@ -15,22 +15,14 @@ import jinja2
 import numpy as np
 
 from benchmarks import plots
-from benchmarks.goals import (
-    MS,
-    Verdict,
-    job_cpu_ms,
-    median_s,
-    shape_over_floor,
-    step_ratio,
-    two_workers,
-    verdicts,
-)
+from benchmarks.goals import Verdict, verdicts
+from benchmarks.measures import MEGA, MS, job_cpu_ms, median_s, shape_over_floor, step_ratio, two_workers
 from benchmarks.programs import FLOOR, PADDLE, PLAIN_TCP, floor_name
 from benchmarks.record import RESULTS, ROOT, Run, options_of, pooled, recorded
 
 DOCS = ROOT / "docs"
 PLOTS = "plots"
-MEGA, GB = 1e6, 1e9
+GB = 1e9
 WAYS_TO_STEP = ("mode", "max_step_lag", "channel", "serial", "mkl_avx2")
 WAYS = {
     "step": WAYS_TO_STEP,

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.goals import (
-    GOALS,
-    Goal,
-    Verdict,
-    misses_over_the_best_policy,
-    over_ring,
-    time_to_auc,
-    verdicts,
-    worst_time_to_auc,
-)
-from benchmarks.het.dense_link import ALL_REDUCE, BESIDE
+from benchmarks.goals import GOALS, Goal, Verdict, verdicts
 from benchmarks.page import DOCS
 from benchmarks.programs import FLOOR, OURS
 from benchmarks.record import ROOT
@@ -76,44 +65,3 @@ def test_no_bound_ever_leaves_the_page() -> None:
 def test_a_bound_between_the_quartiles_is_within_noise() -> None:
     goal = Goal("", (1.0,), "", "step", {}, lambda run: None)
     assert not Verdict(goal, 1.0, None, None).is_within_noise
-
-
-def link_run(dim: int, *seconds: float) -> dict[str, Any]:
-    """Returns a record of the benchmark of links with these seconds to the AUC, those without caches being 1."""
-    times = [
-        {"drift 2 x rate": {"s_to_target": each, "has_reached": True}, "no cache": {"s_to_target": 1.0}}
-        for each in seconds
-    ]
-    return {"options": {"rate": 100, "dim": dim}, "rounds": times}
-
-
-def test_the_worst_network_and_dim_counts_for_the_time_to_auc() -> None:
-    runs = [link_run(16, 0.9, 1.1, 1.3), link_run(64, 0.5), link_run(64, 0.7)]
-    worst = worst_time_to_auc({"runs": runs})
-    assert worst
-    assert worst.value == 1.1
-    assert worst_time_to_auc({"runs": runs[1:]}) is None
-
-
-def test_an_auc_that_was_not_reached_takes_for_ever() -> None:
-    run = link_run(16, 0.3)
-    run["rounds"][0]["drift 2 x rate"]["has_reached"] = False
-    assert time_to_auc(run).value == math.inf
-
-
-def test_the_best_other_policy_counts_for_a_cache_of_15_percent() -> None:
-    names = ("aged LFU", "aged LFU, second", "LFU, all", "LRU, all")
-    run = {"rounds": [{f"15 %: {name}": {"missed": each} for name, each in zip(names, (5, 7, 4, 6), strict=True)}]}
-    measured = misses_over_the_best_policy(run)
-    assert measured
-    assert measured.value == 100
-    assert misses_over_the_best_policy({"rounds": [{}]}) is None
-
-
-def test_the_worst_job_counts_for_the_bytes_of_the_busiest_link() -> None:
-    cases = {f"2, 1 kB, {BESIDE}": {"over_ring": 1.01}, f"4, 1 kB, {BESIDE}": {"over_ring": 1.02}}
-    first = {**cases, f"2, 1 kB, {ALL_REDUCE}": {"over_ring": 1.5}, "2, 1 kB, pserver, sync": [0.1]}
-    found = over_ring({"rounds": [first, {"2, 1 kB, pserver, sync": [0.1]}]})
-    assert found
-    assert found.value == 1.02
-    assert over_ring({"rounds": [{"2, 1 kB, pserver, sync": [0.1]}]}) is None
