@@ -19,11 +19,13 @@ from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import PserverProcess
 from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
 from fleet_sparse.pserver.log.log_reader import LogReader
+from fleet_sparse.snapshot.reader import open_content
+from fleet_sparse.tools.snapshots.diff import diff
 from fleet_sparse.wire import control_pb2 as messages
 from fleet_sparse.wire.frame_format import Op
 from support.pservers import RemotePserver, RemoteShard, logged_pserver
 from support.saves import save
-from support.shards import SGD, FrameClient, floats, ids_of, make_shard, pull, push
+from support.shards import ADAM, SGD, FrameClient, floats, ids_of, make_shard, pull, push
 
 IDS = np.arange(50)
 GRADS = floats(*([1.0, 0.0] for _ in IDS))
@@ -120,6 +122,31 @@ def test_a_killed_pserver_needs_no_snapshot_that_it_saved(tmp_path: Path) -> Non
         client = client_of(remote)
         assert client.seq == 2
         assert client.rows(SGD, 1) == [[-1.5, 0.5]]
+
+
+@pytest.mark.guarantee("W1")
+def test_a_save_after_a_kill_equals_one_without_it(tmp_path: Path) -> None:
+    saves = []
+    for name, is_killed in (("undisturbed", False), ("killed", True)):
+        directory = tmp_path / name
+        directory.mkdir()
+        with logged_pserver(directory) as (pserver, remote):
+            client = FrameClient(remote.register(ADAM, job_id="a"))
+            for number in range(20):
+                rng = np.random.default_rng(number)
+                ids = np.unique(rng.integers(0, 90, 30))
+                grads = rng.normal(0, 1, (len(ids), ADAM.dim)).astype(np.float32)
+                assert client.push(push(ADAM, ids, grads)).error is None
+                if number == 9:  # what comes behind it is in the log alone
+                    save_all(remote, "checkpoint")
+            if not is_killed:
+                saves.append(save_all(remote, "end"))
+            pserver.process.kill()
+        if is_killed:
+            with logged_pserver(directory) as (_, remote):
+                saves.append(save_all(remote, "end"))
+    with open_content(saves[0]) as undisturbed, open_content(saves[1]) as killed:
+        assert diff(undisturbed, killed).is_equal
 
 
 @pytest.mark.slow
