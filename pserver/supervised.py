@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import sys
 from collections.abc import Sequence
 
@@ -33,7 +32,7 @@ def supervise(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
 
     # Only processes that this supervisor starts continue from the log, unless the user gives the job an id.
-    job_id = settings.job_id or Launch.of_process("").launcher or secrets.token_hex(8)
+    job_id = settings.job_id or Launch.of_process("").launcher or os.urandom(8).hex()
 
     def arguments_of(start: Start) -> list[str]:
         of_start = [*arguments, "--generation", str(start.generation), "--log-job-id", job_id]

@@ -20,7 +20,7 @@ MAX_POPULATED_AHEAD_BYTES = 64 << 20
 
 
 SUPERVISION_BYTES = 150e6
-"""A supervisor, of 22 MB, and a standby."""
+"""A supervisor, of 18 MB, and a standby."""
 
 
 class Memory(NamedTuple):
