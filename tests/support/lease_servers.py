@@ -39,8 +39,8 @@ def etcd(directory: Path) -> Iterator[str]:
     """A server of etcd; yields `host:port`."""
     if reason := lacks("etcd3gw", "etcd"):
         pytest.skip(reason)
-    with etcd_server(directory) as (address, _):
-        yield address
+    with etcd_server(directory) as server:
+        yield server.address
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +16,57 @@ from fleet_sparse.errors import FleetSparseError
 _START_S, _POLL_S = 60.0, 0.05
 
 
+class EtcdServer:
+    """A server that runs.
+
+    Args:
+        command: What starts it.
+        address: Its `host:port` for clients.
+        log: File of what it prints.
+
+    Raises:
+        FleetSparseError: It does not start.
+    """
+
+    def __init__(self, command: Sequence[str], address: str, log: Path) -> None:
+        self.address = address
+        self._command = command
+        self._log = log
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        """Number of its process."""
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts it, with the data that it had before, and waits until it answers.
+
+        Raises:
+            FleetSparseError: It does not start.
+        """
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=output)
+        host, _, port = self.address.partition(":")
+        deadline = time.monotonic() + _START_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            try:
+                socket.create_connection((host, int(port)), 1).close()
+                return
+            except OSError:
+                time.sleep(_POLL_S)
+        self.kill()
+        raise FleetSparseError(f"chaos: etcd does not start; its log is {self._log}")
+
+    def kill(self) -> None:
+        """Ends its process with SIGKILL; its data stay."""
+        self._process.kill()
+        self._process.wait()
+
+
 @contextmanager
-def etcd_server(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Runs a server until the end of the block; yields its address `host:port` and its process.
+def etcd_server(directory: Path) -> Iterator[EtcdServer]:
+    """Runs a server until the end of the block.
 
     Args:
         directory: Directory for its data; its log is beside it.
@@ -38,25 +86,11 @@ def etcd_server(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]
     command += ["--listen-client-urls", f"http://{client}", "--advertise-client-urls", f"http://{client}"]
     command += ["--listen-peer-urls", f"http://{peer}", "--initial-advertise-peer-urls", f"http://{peer}"]
     command += ["--initial-cluster", f"default=http://{peer}"]
-    log = directory.with_suffix(".log")
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
-        try:
-            _wait_until_reached(client, process, log)
-            yield client, process
-        finally:
-            process.kill()
-
-
-def _wait_until_reached(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    host, _, port = address.partition(":")
-    deadline = time.monotonic() + _START_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            socket.create_connection((host, int(port)), 1).close()
-            return
-        except OSError:
-            time.sleep(_POLL_S)
-    raise FleetSparseError(f"chaos: etcd does not start; its log is {log}")
+    server = EtcdServer(command, client, directory.with_suffix(".log"))
+    try:
+        yield server
+    finally:
+        server.kill()
 
 
 def _free_port() -> int:

@@ -21,12 +21,15 @@ class FaultKind(StrEnum):
     worker = "worker killed"
     disk = "disk of the logs full, and a pserver killed"
     coordinator = "coordinator suspended for seconds"
+    coordinator_kill = "coordinator killed, and started again after seconds"
     frames = "frames delayed, doubled and reordered"
 
 
 NEEDS_LOG = (FaultKind.power, FaultKind.torn, FaultKind.disk)
 """Faults of pservers that have logs."""
-ON_REQUEST = (FaultKind.worker, FaultKind.disk, FaultKind.coordinator, FaultKind.frames)
+OF_COORDINATOR = (FaultKind.coordinator, FaultKind.coordinator_kill)
+"""Faults of the server that keeps the leases of pservers."""
+ON_REQUEST = (FaultKind.worker, FaultKind.disk, *OF_COORDINATOR, FaultKind.frames)
 """Faults that a run has only if it is asked for them: their jobs are set up in another way."""
 
 _QUIET_S = (0.2, 2.0)
@@ -35,6 +38,7 @@ _LASTS_S = {
     FaultKind.suspend: (1.0, 5.0),
     FaultKind.disk: (1.0, 5.0),
     FaultKind.coordinator: (1.0, 8.0),
+    FaultKind.coordinator_kill: (0.5, 8.0),
     FaultKind.frames: (1.0, 5.0),
 }
 

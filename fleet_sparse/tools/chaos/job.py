@@ -21,8 +21,8 @@ from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.local_pservers import child_environment
 
 from .connection_cut import cut_connections
-from .etcd_server import etcd_server
-from .faults import Fault, FaultKind
+from .etcd_server import EtcdServer, etcd_server
+from .faults import OF_COORDINATOR, Fault, FaultKind
 from .growth import ProcessUse
 from .log_disk import LOG_DISK_BYTES, filled, log_disk
 from .pauses import Moment, Pause, pauses
@@ -93,7 +93,7 @@ class ChaosJob:
         directory: Path,
         launcher: subprocess.Popen[bytes],
         recovery_s: float,
-        coordinator: subprocess.Popen[bytes] | None,
+        coordinator: EtcdServer | None,
         *,
         syncs_acks: bool,
     ) -> None:
@@ -174,9 +174,8 @@ class ChaosJob:
         match fault.kind:
             case FaultKind.delay | FaultKind.suspend:
                 self._suspend(self._pserver(fault.target), fault.lasts_s)
-            case FaultKind.coordinator:
-                assert self._coordinator is not None, "a job with such faults has one"
-                self._suspend(self._coordinator.pid, fault.lasts_s)
+            case FaultKind.coordinator | FaultKind.coordinator_kill:
+                self._stop_coordinator(fault)
             case FaultKind.kill:
                 os.kill(self._pserver(fault.target), signal.SIGKILL)
             case FaultKind.kill_all:
@@ -203,6 +202,15 @@ class ChaosJob:
                     else:
                         chance = random.Random(fault.seed)
                         self.num_cut_records += cut_power(segment, self._num_synced_bytes(segment), chance)
+
+    def _stop_coordinator(self, fault: Fault) -> None:
+        assert self._coordinator is not None, "a job with such faults has one"
+        if fault.kind is FaultKind.coordinator:
+            self._suspend(self._coordinator.pid, fault.lasts_s)
+        else:
+            self._coordinator.kill()
+            self._sleep(fault.lasts_s)
+            self._coordinator.start()
 
     def _fill_disk(self, fault: Fault) -> None:
         num_starts = self._num_starts(fault.target)
@@ -376,9 +384,9 @@ def chaos_job(
             command = [*command, "--disordered-frames"]
         if FaultKind.disk in kinds:
             stack.enter_context(log_disk(directory / LOG_DIRECTORY, LOG_DISK_BYTES))
-        if FaultKind.coordinator in kinds:
-            address, coordinator = stack.enter_context(etcd_server(directory / "etcd"))
-            environment["FLEET_SPARSE_COORDINATOR"] = f"etcd://{address}/chaos"
+        if any(kind in OF_COORDINATOR for kind in kinds):
+            coordinator = stack.enter_context(etcd_server(directory / "etcd"))
+            environment["FLEET_SPARSE_COORDINATOR"] = f"etcd://{coordinator.address}/chaos"
             environment["FLEET_SPARSE_LEASE_S"] = str(_LEASE_S)
         launcher = stack.enter_context(
             subprocess.Popen(
