@@ -97,6 +97,11 @@ class CacheIndex:
         """Memory of index and sketch."""
         return self._cells.nbytes + self._cell_of.nbytes + self._sketch.nbytes
 
+    @property
+    def keeps_most_outside(self) -> bool:
+        """True if most of the missing ids of a batch do not enter: there is no room, and they have to earn it."""
+        return self._admission.beats_victim and self.num_used == self.capacity
+
     def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the slot of each id, -1 for those without one; both are `(n,)`. Notes no use."""
         slots = np.empty(len(ids), np.int64)

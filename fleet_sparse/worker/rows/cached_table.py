@@ -193,6 +193,15 @@ class CachedTable:
                 self._open.popitem(last=False)
         return plan
 
+    def plain_ahead(self, ids: Ids) -> NDArray[np.int64]:
+        """Returns the places of ids, `(k,)`, that `plan` will have among the plain ones, but for a few that enter.
+
+        Nothing is returned where most rows enter, or where rows left whose updates the pservers do not have.
+        """
+        if self._left or not self._index.keeps_most_outside:
+            return NOWHERE
+        return np.flatnonzero(self._index.find(ids) < 0)
+
     def unplanned(self, ids: Ids) -> tuple[Plan, Arrived]:
         """Returns a plan, for `apply`, of distinct ids `(k,)` that were read in another way: no row enters."""
         slots = self._index.find(ids)

@@ -49,6 +49,14 @@ class UniqueIds(NamedTuple):
     num_per_shard: NDArray[np.int64]
     begins: NDArray[np.int64] | None = None
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Their places among `ids`, ascending."""
+        if self.begins is None:
+            return np.arange(len(self.ids))
+        parts = [np.arange(begin, begin + n) for begin, n in zip(self.begins, self.num_per_shard, strict=True)]
+        return np.concatenate(parts)
+
     def at(self, places: NDArray[np.int64]) -> UniqueIds:
         """Returns the ids at these ascending places `(n,)` of all, as fresh arrays."""
         ids, num_per_shard = np.empty(len(places), np.int64), np.empty(len(self.num_per_shard), np.int64)

@@ -78,22 +78,32 @@ class EarlyRows:
         """
         self._deduplicator, self._behind = deduplicator, behind
         self._client, self._num_rejoins = client, client.num_rejoins
+        untouched = self.untouched(present) if not merges or self.fits(client) else {}
+        early = []
+        for name, rows in self.batches.items():
+            if name in untouched:
+                early.append(rows._replace(unique=untouched[name].early))
+                self.late.append(rows._replace(unique=untouched[name].late))
+            else:
+                self.late.append(rows)
+        self._early = client.start_pull(early, step=step, early=merges, owns_memory=True)
+
+    def untouched(self, present: Sequence[RowBatch]) -> dict[str, SuccessiveIds]:
+        """Returns the ids of each table that are told apart from those of the present step, by its lookups."""
+        touched = {batch.spec.name: batch.unique for batch in present}
+        return {
+            name: ids
+            for name, ids in self._ids.items()
+            if ids.before is not None and ids.before is touched.get(name)  # the batch that the present step runs
+        }
+
+    def fits(self, client: TableClient) -> bool:
+        """Returns whether early rows that change can arrive with the answer to a push."""
         float_bytes = client.rows_dtype.in_frames.itemsize
         num_bytes = 0
         for rows in self.batches.values():
             num_bytes += len(rows.unique.ids) * (_ID_BYTES + float_bytes * rows.spec.dim)
-        fits = not merges or num_bytes <= client.max_frame_bytes * _EARLY_SHARE
-        touched = {batch.spec.name: batch.unique for batch in present}
-        early = []
-        for name, rows in self.batches.items():
-            ids = self._ids[name]
-            # Ids are told apart from those of the batch before, which should be the one that the present step runs.
-            if fits and ids.before is not None and ids.before is touched.get(name):
-                early.append(rows._replace(unique=ids.early))
-                self.late.append(rows._replace(unique=ids.late))
-            else:
-                self.late.append(rows)
-        self._early = client.start_pull(early, step=step, early=merges, owns_memory=True)
+        return num_bytes <= client.max_frame_bytes * _EARLY_SHARE
 
     def push(self, pushed: TableCall) -> None:
         """Takes note of the push of the present step, which pulls `late`."""

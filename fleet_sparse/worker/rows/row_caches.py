@@ -23,9 +23,10 @@ from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
 from .cache_job import CacheJob, may_hold
 from .cache_sizes import capacities_of, is_cached, most_change_bytes, num_flushes_of, rows_in_part
-from .cache_step import NOTHING_SENT, Outgoing
+from .cache_step import NOTHING_SENT, NOWHERE, Outgoing
 from .cached_table import CachedTable
 from .deduplicator import Deduplicator
+from .early_pull import EarlyPull, EarlyTable
 from .early_rows import EarlyRows
 from .row_batch import RowBatch
 from .row_exchange import RowAsk, RowChange
@@ -42,6 +43,9 @@ class _Lookups(NamedTuple):
 
     cached: list[tuple[TableExchange, Lookup]]
     uncached: list[RowBatch]
+    """Rows of other tables, without those that were pulled early."""
+    early: list[tuple[RowBatch, EarlyTable]]
+    """Batches some of whose rows were pulled early."""
 
     @property
     def names(self) -> set[str]:
@@ -59,18 +63,34 @@ class _Lookups(NamedTuple):
         """The questions to the pservers about copies of these rows."""
         return [lookup.ask for _, lookup in self.cached if lookup.ask is not None]
 
-    def finish(self, extra: Sequence[ExtraBlock]) -> None:
+    def finish(self, extra: Sequence[ExtraBlock], deduplicator: Deduplicator) -> None:
         """Fills the batches, whose plain rows and answers have arrived."""
+        for batch, table in self.early:
+            table.fill(batch, extra, deduplicator)
         for exchange, lookup in self.cached:
             exchange.finish(lookup, extra)
 
 
 class _Ahead(NamedTuple):
-    """The rows of the next step, on their way with the answer to a push."""
+    """The rows of the next step: on their way with the answer to a push, and before it."""
 
     coming: EarlyRows
     lookups: _Lookups
     call: TableCall
+    early: EarlyPull | None
+
+    def wait(self) -> Sequence[ExtraBlock]:
+        """Waits for all of them; returns the other blocks of the answer to the push. Raises as `TableCall.wait`."""
+        extra = self.call.wait()
+        if self.early is not None:
+            self.early.call.wait()
+        return extra
+
+    def abandon(self) -> None:
+        """Drops the rows."""
+        self.call.abandon()
+        if self.early is not None:
+            self.early.call.abandon()
 
 
 class _Arrivals(NamedTuple):
@@ -120,6 +140,7 @@ class RowCaches:
         self._tables: dict[str, TableExchange] | None = None
         self._num_batches = 0
         self._coming: EarlyRows | None = None  # the next step, until the push of this one
+        self._early: EarlyPull | None = None  # its rows that are pulled before that push
         self._ahead: _Ahead | None = None
         self._prepared: Sequence[RowBatch] = ()  # gradients of a step, until it is committed
         self._noted = 0, 0  # failed pushes and rejoins of the client that the caches know of
@@ -139,7 +160,8 @@ class RowCaches:
         Args:
             batches: As of `RowSource.pull`.
             early: Rows of this step: `coming` of the step before; None if there are none.
-            coming: Rows of the next step; they are asked for with the push of this one.
+            coming: Rows of the next step; they are asked for with the push of this one, but for those that it does not
+                touch and that no copy is made of, which are pulled now.
             step: As of `RowSource.pull`.
 
         Returns:
@@ -152,10 +174,12 @@ class RowCaches:
         with self._lock:
             self._num_batches += 1
             self._coming = coming
+            self._drop_early()
             num_changes = self._num_changes
             ahead = self._arrived(early)
             for _ in range(_MAX_ASKS):
                 if self._num_changes == num_changes and self._filled(batches, ahead, step):
+                    self._early = None if coming is None else self._started_early(coming, batches, step)
                     return True
                 if self._num_changes != num_changes:
                     return False
@@ -176,11 +200,13 @@ class RowCaches:
                 self._drop_ahead()
             if self._coming is early:
                 self._coming = None
+                self._drop_early()
 
     def drop_ahead(self) -> None:
         """Drops the rows that came ahead of the next step: others may make steps before it."""
         with self._lock:
             self._drop_ahead()
+            self._drop_early()
 
     def read(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
         """Fills batches for an evaluation: with the rows of the pservers, and this worker's held updates.
@@ -221,17 +247,21 @@ class RowCaches:
         """
         with self._trained(batches) as (pushes, changes, trained):
             coming, self._coming = self._coming, None
+            early, self._early = self._early, None
+            if early is not None and not early.is_behind(batches):
+                early.call.abandon()
+                early = None
             if coming is None:
                 return self._client.start_update(pushes, dense, pulls, weight=weight, step=step, changes=changes)
             self._num_batches += 1
             next_step = step + 1 if step else self._num_batches
             sending = {table.spec.name: outgoing for table, outgoing in trained}
-            lookups = self._looked_up(coming.batches.values(), next_step, sending)
+            lookups = self._looked_up(coming.batches.values(), next_step, sending, early)
             plain, asks = lookups.plain, lookups.asks
-            # Where steps are counted the answer says that this one is complete.
+            # Where steps are counted the answer says that this one is complete, and has early rows that it changed.
             late = plain if plain or asks or step else pulls
             call = self._client.start_update(pushes, dense, late, weight=weight, step=step, changes=changes, asks=asks)
-            self._ahead = _Ahead(coming, lookups, call)
+            self._ahead = _Ahead(coming, lookups, call, early)
             return call
 
     def start_prepare(
@@ -240,6 +270,7 @@ class RowCaches:
         """As `TableClient.start_prepare`, of a job in which no updates are held back. The copies stay as they are."""
         with self._lock:
             self._drop_ahead()
+            self._drop_early()
             self._prepared = batches
             return self._client.start_prepare(batches, dense, weight=weight, step=step)
 
@@ -272,6 +303,7 @@ class RowCaches:
         with self._lock:
             self._num_changes += 1
             self._drop_ahead()
+            self._drop_early()
             self._note_failures()
             num_bytes = self._max_part_bytes
             for name, exchange in (self._tables or {}).items():
@@ -322,6 +354,7 @@ class RowCaches:
         with self._lock:
             self._num_changes += 1
             self._drop_ahead()
+            self._drop_early()
             self._epochs.clear()
             for exchange in (self._tables or {}).values():
                 exchange.forget()
@@ -372,9 +405,9 @@ class RowCaches:
         if ahead is None:
             return None
         if ahead.coming is not early or self._has_failures():
-            ahead.call.abandon()
+            ahead.abandon()
             return None
-        extra = self._waited(ahead.call.wait)
+        extra = self._waited(ahead.wait)
         return None if self._has_failures() else _Arrivals(ahead.lookups, extra)
 
     def _waited(self, wait: Callable[[], _T]) -> _T:
@@ -415,28 +448,69 @@ class RowCaches:
             for exchange, left in late:
                 exchange.refresh(left, extra)
             if ahead is not None:
-                ahead.lookups.finish(ahead.extra)
-            lookups.finish(extra)
+                ahead.lookups.finish(ahead.extra, self._deduplicator)
+            lookups.finish(extra, self._deduplicator)
         return True
 
     def _drop_ahead(self) -> None:
         """Drops rows that were asked for ahead: what the caches hold, or who uses them, has changed since."""
         if self._ahead is not None:
-            self._ahead.call.abandon()
+            self._ahead.abandon()
             self._ahead = None
 
+    def _drop_early(self) -> None:
+        """Drops rows that were pulled for a step whose other rows nobody will ask for."""
+        if self._early is not None:
+            self._early.call.abandon()
+            self._early = None
+
+    def _started_early(self, coming: EarlyRows, present: Sequence[RowBatch], step: int) -> EarlyPull | None:
+        """Starts to pull rows of the next step that the present one does not touch and that no copy is made of."""
+        is_merged = self._job.is_merged
+        if is_merged and not coming.fits(self._client):
+            return None
+        tables = {}
+        for name, ids in coming.untouched(present).items():
+            spec, unique, places = coming.batches[name].spec, ids.unique, ids.early.places
+            exchange = self._exchange(spec)
+            if exchange is not None:
+                places = places[exchange.table.plain_ahead(unique.ids[places])]
+            if len(places):
+                tables[name] = EarlyTable(ids, places, RowBatch.empty(spec, unique.at(places)))
+        if not tables:
+            return None
+        # A worker that is alone need not even wait for its own push.
+        of_pull = step if not step or self._job.num_workers == 1 else step + 1
+        rows = [table.rows for table in tables.values()]
+        return EarlyPull(tables, self._client.start_pull(rows, step=of_pull, early=is_merged, owns_memory=True))
+
     def _looked_up(
-        self, batches: Iterable[RowBatch], step: int, sending: Mapping[str, Outgoing] | None = None
+        self,
+        batches: Iterable[RowBatch],
+        step: int,
+        sending: Mapping[str, Outgoing] | None = None,
+        early: EarlyPull | None = None,
     ) -> _Lookups:
-        """Looks batches up; `sending` is what a push that was not sent yet has of each table."""
-        lookups = _Lookups([], [])
+        """Looks batches up.
+
+        Args:
+            batches: The batches.
+            step: Their step, as of `CachedTable.plan`.
+            sending: What a push that was not sent yet has of each table.
+            early: Rows of them that were pulled early.
+        """
+        lookups = _Lookups([], [], [])
         for batch in batches:
+            table = None if early is None else early.tables.get(batch.spec.name)
+            if table is not None:
+                lookups.early.append((batch, table))
             exchange = self._exchange(batch.spec)
             if exchange is None:
-                lookups.uncached.append(batch)
+                lookups.uncached.append(batch if table is None else batch._replace(unique=table.ids.late))
                 continue
             outgoing = None if sending is None else sending.get(batch.spec.name, NOTHING_SENT)
-            lookups.cached.append((exchange, exchange.look_up(batch, step, outgoing)))
+            places = NOWHERE if table is None else table.places
+            lookups.cached.append((exchange, exchange.look_up(batch, step, outgoing, places)))
         return lookups
 
     def _exchange(self, spec: TableSpec) -> TableExchange | None:

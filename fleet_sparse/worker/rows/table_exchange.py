@@ -13,7 +13,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
 from ..net.table_client import ExtraBlock, TableClient
-from .cache_step import Answer, Arrived, Changes, Outgoing, Plan
+from .cache_step import NOWHERE, Answer, Arrived, Changes, Outgoing, Plan
 from .cached_table import CachedTable, Counters
 from .deduplicator import Deduplicator, UniqueIds
 from .row_batch import RowBatch
@@ -47,6 +47,10 @@ class Lookup(NamedTuple):
     plain: RowBatch
     """Rows that are pulled as without a cache."""
     ask: RowAsk | None
+    places: NDArray[np.int64]
+    """Places of the plain rows in the batch: those of the plan, without rows that were pulled early."""
+    num_early: int = 0
+    """Number of rows that were pulled early."""
 
 
 class _Read(NamedTuple):
@@ -99,14 +103,21 @@ class TableExchange:
 
     # Lookups
 
-    def look_up(self, batch: RowBatch, step: int, sending: Outgoing | None = None) -> Lookup:
-        """Plans a lookup; arguments are those of `CachedTable.plan`."""
+    def look_up(
+        self,
+        batch: RowBatch,
+        step: int,
+        sending: Outgoing | None = None,
+        early: NDArray[np.int64] = NOWHERE,
+    ) -> Lookup:
+        """Plans a lookup. Arguments are those of `CachedTable.plan`, and the places of rows that were pulled early."""
         plan = self.table.plan(batch.unique.ids, step, sending)
+        places = np.setdiff1d(plan.plain, early, assume_unique=True) if len(early) else plan.plain
         plain = batch
-        if len(plan.plain) < len(plan.ids):
-            plain = RowBatch.empty(batch.spec, batch.unique.at(plan.plain))
+        if len(places) < len(plan.ids):
+            plain = RowBatch.empty(batch.spec, batch.unique.at(places))
         ask = RowAsk(batch.spec, batch.unique.at(plan.asked), plan.versions) if len(plan.asked) else None
-        return Lookup(batch, plan, plain, ask)
+        return Lookup(batch, plan, plain, ask, places, len(early))
 
     def late(self, lookup: Lookup) -> Lookup | None:
         """Returns what is left to ask about a batch that was looked up ahead; None for nothing."""
@@ -120,17 +131,18 @@ class TableExchange:
         self.table.refresh(lookup.plan, self._answer(lookup, extra))
 
     def finish(self, lookup: Lookup, extra: Sequence[ExtraBlock]) -> None:
-        """Fills the batch of a lookup, whose plain rows and answers have arrived."""
+        """Fills the batch of a lookup, whose plain rows and answers have arrived; early rows are in the batch."""
         batch, plan = lookup.batch, lookup.plan
-        if lookup.plain is not batch and len(plan.plain):
-            batch.values[plan.plain] = lookup.plain.values
+        if lookup.plain is not batch and len(lookup.places):
+            batch.values[lookup.places] = lookup.plain.values
         arrived = self.table.take(plan, self._answer(lookup, extra), batch.values)
         if self._client.rows_dtype is not RowDtype.FLOAT32:
             batch.values[:] = rounded(batch.values, self._client.rows_dtype)  # as without a cache
         self._reads[id(batch.unique)] = _Read(batch.unique, plan, arrived)
         if len(self._reads) > _MAX_READS:
             self._reads.popitem(last=False)
-        self._num_saved_bytes += (len(plan.ids) - len(plan.plain)) * self._plain_bytes
+        num_pulled = len(lookup.places) + lookup.num_early
+        self._num_saved_bytes += (len(plan.ids) - num_pulled) * self._plain_bytes
 
     def _answer(self, lookup: Lookup, extra: Sequence[ExtraBlock]) -> Answer:
         """Returns the answer to the ask of a lookup, and counts its bytes and the lags of copies."""

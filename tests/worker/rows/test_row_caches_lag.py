@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fleet_sparse.core.cache_policies import ALL, ESTIMATE, SECOND
+from fleet_sparse.core.cache_policies import ALL, ESTIMATE, SECOND, Admission
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.row_bound import RowBound
@@ -242,17 +242,31 @@ def test_ids_that_a_float_cannot_tell_apart_are_two_rows(ids: list[int]) -> None
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @settings(max_examples=10, deadline=None)
 @given(
-    BOUNDS, st.integers(2, 5), st.integers(1, 3), st.integers(1, 24), st.sampled_from([None, 0]), st.integers(0, 2**32)
+    BOUNDS,
+    st.integers(2, 5),
+    st.integers(1, 3),
+    st.integers(1, 24),
+    st.sampled_from([ALL, ESTIMATE]),
+    st.sampled_from([None, 0]),
+    st.integers(0, 2**32),
 )
-def test_a_copy_looked_up_ahead_lacks_at_most_the_bound(
-    kind: str, bound: RowBound, num_workers: int, num_shards: int, max_rows: int, max_held: int | None, seed: int
+def test_a_copy_looked_up_ahead_lacks_at_most_the_bound(  # what jobs differ in
+    kind: str,
+    bound: RowBound,
+    num_workers: int,
+    num_shards: int,
+    max_rows: int,
+    admission: Admission,
+    max_held: int | None,
+    seed: int,
 ) -> None:
     """In async mode and with a step lag workers run at their own speed.
 
     There no row leaves its cache: others may change a row that has no copy while it is on its way.
     """
     with cluster_of(num_shards) as cluster:
-        options: dict[str, Any] = {"max_rows": max_rows if kind.startswith("sync") else NUM_IDS, "max_held": max_held}
+        options: dict[str, Any] = {"max_held": max_held, "admission": admission}
+        options["max_rows"] = max_rows if kind.startswith("sync") else NUM_IDS
         job = CountingJob(cluster, kind, bound, num_workers, seed, looks_ahead=True, **options)
         for _ in range(2):
             if job.is_merged:
