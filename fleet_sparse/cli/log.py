@@ -6,13 +6,17 @@ What reads logs is imported where it is used: `--help` waits for none of it.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .custom_rules import add_custom_rules
 from .terminal import AS_IS, console, print_json
+
+if TYPE_CHECKING:
+    from fleet_sparse.snapshot.manifest import ShardFile
 
 Logs = Annotated[
     list[Path],
@@ -27,14 +31,16 @@ app = typer.Typer(
 )
 
 
-def _summary_of(directory: Path) -> dict[str, Any]:
-    """Returns what a log holds; `error` is None if all of it can be read.
+def _summary_of(directory: Path, *, reads_rows: bool = False) -> dict[str, Any]:
+    """Returns what a log holds; `error` is None if all of it can be read, with `reads_rows` the rows files, too.
 
     `writer` is the pserver that may write it meanwhile.
     """
-    from fleet_sparse.errors import LogCorrupt, SettingError
+    from fleet_sparse.errors import LogCorrupt, SettingError, SnapshotError
     from fleet_sparse.pserver.lease.directory import writer_of
-    from fleet_sparse.pserver.log.checkpoint import read_checkpoint
+    from fleet_sparse.pserver.log.checkpoint import checkpoint_name, read_checkpoint
+    from fleet_sparse.pserver.log.loaded_rows import LoadedRows
+    from fleet_sparse.pserver.log.log_format import Kind
     from fleet_sparse.pserver.log.log_reader import LogReader
 
     kinds: Counter[str] = Counter()
@@ -48,11 +54,17 @@ def _summary_of(directory: Path) -> dict[str, Any]:
         checkpoint = read_checkpoint(directory)
         reader = LogReader(directory, None if checkpoint is None else checkpoint.first_lsn)
         num_bytes, step = 0, 0
+        files = [(checkpoint_name(each.first_lsn), each.file) for each in checkpoint.files] if checkpoint else []
         for record in reader.records():
+            if record.head.kind is Kind.LOAD:
+                rows = LoadedRows.parse(record.body)
+                files.append((rows.directory, rows.file))
             kinds[record.head.kind.name] += 1
             num_bytes += record.head.end
             step = max(step, record.head.step)
-    except (LogCorrupt, SettingError, OSError) as error:
+        for name, file in files if reads_rows else []:
+            _read(directory / name, file)
+    except (LogCorrupt, SnapshotError, SettingError, OSError) as error:
         return {**summary, "error": str(error), "records": dict(kinds)}
     if reader.identity is None:
         return {**summary, "error": no_log, "records": {}}
@@ -73,6 +85,16 @@ def _summary_of(directory: Path) -> dict[str, Any]:
     }
 
 
+def _read(directory: Path, expected: ShardFile) -> None:
+    """Reads a rows file. Raises as `RowsFile`."""
+    from fleet_sparse.snapshot.directory import LocalDirectory
+    from fleet_sparse.snapshot.rows_reader import open_rows_file
+
+    with closing(open_rows_file(LocalDirectory(directory).open(expected.file), expected)) as file:
+        for _ in file.parts():
+            pass
+
+
 @app.command()
 def inspect(logs: Logs, as_json: AsJson = False) -> None:
     """Shows shard, checkpoint, segments, newest step and the number of records of each kind.
@@ -90,13 +112,14 @@ def inspect(logs: Logs, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(logs: Logs, as_json: AsJson = False) -> None:
-    """Reads every byte of logs, and reports each one as good or bad. A torn end is named and good: a restart cuts it
-    off.
+    """Reads every byte of logs, and of the rows files of checkpoints and loads, and reports each log as good or bad.
+
+    A torn end is named and good: a restart cuts it off.
 
     A log that a pserver writes is named as such: it may change while it is read, and then seem bad. The exit code is 1
     if a log is bad.
     """
-    summaries = [_summary_of(each) for each in logs]
+    summaries = [_summary_of(each, reads_rows=True) for each in logs]
     if as_json:
         print_json(
             {"logs": [{key: each[key] for key in ("log", "error", "torn_bytes", "writer")} for each in summaries]}

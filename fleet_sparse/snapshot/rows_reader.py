@@ -169,6 +169,14 @@ class RowsFile:
             ids = block.view(IDS)
             yield ids if keep is None else ids[keep]
 
+    def parts(self) -> Iterator[object]:
+        """Reads and checks everything, part by part."""
+        for table in self.tables:
+            yield from self.rows(table)
+            yield from self.removed(table)
+        for dense in self.dense:
+            yield self.dense_values(dense)
+
     def dense_values(self, section: DenseSection) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Returns values `(end - begin,)` and states `(num_states, end - begin)`."""
         size = section.end - section.begin

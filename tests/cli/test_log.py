@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fleet_sparse import cli
 from fleet_sparse.errors import FleetSparseError, SnapshotError
-from fleet_sparse.pserver.admin.log_recovery import start_log
+from fleet_sparse.pserver.admin.log_recovery import start_log, write_checkpoint
 from fleet_sparse.pserver.admin.resumed import ResumedJob
 from fleet_sparse.pserver.lease.coordinator import this_process
 from fleet_sparse.pserver.lease.directory import LEASES, DirectoryCoordinator
@@ -25,7 +25,7 @@ from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest, WorkerPosition
 from fleet_sparse.snapshot.store import SnapshotStore
 from fleet_sparse.worker.control.resumed import Position, parse_resumed
-from support.logs import IDENTITY, close, logged_shard
+from support.logs import IDENTITY, close, load_into, logged_shard
 from support.saves import loaded, rows_in
 from support.shards import ADAM, SGD, FrameClient, floats, ids_of, make_shard, push
 
@@ -75,6 +75,28 @@ def test_verify_finds_a_changed_byte(directory: Path) -> None:
     path = change(directory, 4)
     assert str(path) in log("verify", directory, fails=1)
     assert json.loads(log("inspect", directory, "--json", fails=1))["logs"][0]["error"]
+
+
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["checkpoint", "load"])
+def test_verify_finds_a_changed_byte_of_a_rows_file(directory: Path, is_loaded: bool) -> None:
+    shard = logged_shard(directory)
+    assert shard.log is not None
+    if is_loaded:
+        load_into(shard, make_shard(SGD, ADAM))
+    else:
+        write_checkpoint(shard)
+    shard.log.writer.sync()
+    close(shard)
+    assert log("verify", directory).endswith("good\n")
+    (path,) = directory.glob("load-*/*.fss" if is_loaded else "checkpoint-*/*.fss")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    (summary,) = json.loads(log("verify", directory, "--json", fails=1))["logs"]
+    assert path.name in summary["error"]
+    log("inspect", directory)
+    path.unlink()
+    log("verify", directory, fails=1)
 
 
 def test_verify_names_a_torn_end(directory: Path) -> None:

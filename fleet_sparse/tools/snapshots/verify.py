@@ -11,7 +11,6 @@ from fleet_sparse.snapshot.directory import MANIFEST, Directory
 from fleet_sparse.snapshot.manifest import Manifest, ShardFile
 from fleet_sparse.snapshot.open_snapshot import is_evenly_placed, open_file, open_snapshot
 from fleet_sparse.snapshot.reader import ProgressCallback, SnapshotReader
-from fleet_sparse.snapshot.rows_reader import RowsFile
 from fleet_sparse.snapshot.store import SnapshotStore, open_chain
 
 
@@ -96,7 +95,7 @@ class Verification:
             self._num_bytes += expected.num_bytes
             return _report(path, expected.num_bytes, error)
         try:
-            for _ in _parts(file):
+            for _ in file.parts():
                 self._on_progress(self._num_bytes + file.num_bytes_read)
         except SnapshotError as error:
             return _report(path, expected.num_bytes, error)
@@ -112,15 +111,6 @@ def _read_manifest(series: SnapshotStore, name: str) -> Manifest | SnapshotError
         return series.manifest(name)
     except SnapshotError as error:
         return error
-
-
-def _parts(file: RowsFile) -> Iterator[object]:
-    """Yields everything in a file, part by part."""
-    for section in file.tables:
-        yield from file.rows(section)
-        yield from file.removed(section)
-    for dense in file.dense:
-        yield file.dense_values(dense)
 
 
 def _fault_together(series: SnapshotStore, directory: Directory, manifest: Manifest) -> str | None:
