@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from fleet_sparse.wire.frame_format import PULLS, PUSHES, Block, Header, Op
 from ..refusal import Refusal
 from ..storage.memory_layout import MemoryLayout
 from ..tables.merger import Merger
-from ..tables.mutations import CopyMutation, DayEnd, Mutation, Shrink
+from ..tables.mutations import Change, CopyMutation, DayEnd, Mutation, Push, RowAssignment, Shrink
 from ..tables.reply_memory import ReplyMemory
 from ..tables.row_limit import NO_LIMITS, RowLimits
 from ..tables.shrunk import ShrunkTable
@@ -270,7 +270,7 @@ class Shard:
         mark = Watermark(client_id, 1, push_seq)
         if self.log is not None and push_seq > self.ledger.applied(client_id):
             left, is_member = () if self.job is None else self.job.left, self._takes_steps(client_id)
-            self.log.commit([mark], [], Progress(step if is_member else 0), left)
+            self.log.commit([mark], [], Progress(step if is_member else 0), left, {})
         self.ledger.skip_to(mark)
         if self.job is not None:
             self.job.clock.push(worker, step)
@@ -563,11 +563,38 @@ class Shard:
             ValueError: A push was recorded before, or the table refused the first mutation. Nothing changed.
             MemoryError: The first mutation found no room for new rows. Nothing changed.
         """
-        num_rows = 0
         self.ledger.check_new(watermarks)
-        if self.log is not None:
+        if self.log is None:
+            num_rows = self._apply(mutations)
+        else:
             left = () if self.job is None or progress.rejoins else self.job.left
-            self.log.commit(watermarks, mutations, progress, left)
+            bounds = self._row_bounds(mutations)
+            self.log.commit(watermarks, mutations, progress, left, bounds)
+            self._bound_rows(bounds)
+            try:
+                num_rows = self._apply(mutations)
+            finally:
+                self._bound_rows(dict.fromkeys(bounds))
+        self.ledger.record(watermarks)
+        return num_rows
+
+    def _row_bounds(self, mutations: Sequence[Mutation | PlainPush]) -> dict[int, int]:
+        """Returns, by id, the largest number of rows of each table that mutations may make larger.
+
+        It is decided before the log has it: a replay makes the same rows, whatever there is room for then.
+        """
+        num_ids: dict[int, int] = {}
+        for mutation in mutations:
+            if isinstance(mutation, Push | Change | RowAssignment) and mutation.ids is not None:
+                num_ids[mutation.table_id] = num_ids.get(mutation.table_id, 0) + len(mutation.ids)
+        return {table_id: self.tables[table_id].table.room(n) for table_id, n in num_ids.items()}
+
+    def _bound_rows(self, bounds: Mapping[int, int | None]) -> None:
+        for table_id, max_rows in bounds.items():
+            self.tables[table_id].table.bound_rows(max_rows)
+
+    def _apply(self, mutations: Sequence[Mutation | PlainPush]) -> int:
+        num_rows = 0
         for index, mutation in enumerate(mutations):
             try:
                 if isinstance(mutation, PlainPush):
@@ -584,7 +611,6 @@ class Shard:
                 if self.log is not None:
                     self._void(self.log, error)
                 raise
-        self.ledger.record(watermarks)
         return num_rows
 
     def _void(self, log: ShardLog, reason: BaseException) -> None:

@@ -61,6 +61,7 @@ class Kind(IntEnum):
     CUT = 16
     END_SAVE = 17
     CHANGED = 18
+    ROOM = 19
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -22,7 +22,7 @@ from ..engine.progress import NO_PROGRESS, Progress
 from ..engine.shard import Shard
 from ..tables.admission import statistics_of
 from ..tables.mutations import Assignment, Change, DayEnd, Mutation, Push, Replacement, RowAssignment, Shrink
-from ..tables.row_limit import MEMORY_USE
+from ..tables.row_limit import MEMORY_USE, UNBOUNDED
 from .control_state import CHANGE_OF, ControlState, CutSave, DoneShrink, parse_change
 from .loaded_rows import LoadedRows
 from .log_format import Kind, Record, corrupt
@@ -48,8 +48,46 @@ class Replayed(NamedTuple):
     """Lsn of the last record."""
     loads: frozenset[str]
     """Directories of the rows files that were loaded."""
+    row_bounds: Mapping[int, int]
+    """By id of a table, the largest number of its rows that is in force at the end of the log."""
     has_changes: bool
     """False if all records are states of checkpoints that did not become durable: the log has no content of its own."""
+
+
+class _RowBounds:
+    """Makes tables take the rows that they took when the records were written, whatever there is room for now.
+
+    Attributes:
+        by_table: By id, the largest number of rows of the tables that had a bound.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self.by_table: dict[int, int] = {}
+        self._shard = shard
+        self._set()
+
+    def note(self, record: Record) -> None:
+        """Takes note of a record that was carried out."""
+        kind = record.head.kind
+        if kind is Kind.STATE:
+            self.by_table.clear()
+        elif kind is Kind.ROOM:
+            body = json.loads(record.body)
+            self.by_table.pop(body["table_id"], None)
+            if body["max_rows"] is not None:
+                self.by_table[body["table_id"]] = body["max_rows"]
+        elif kind not in (Kind.TABLE, Kind.LOAD):  # these make tables
+            return
+        self._set()
+
+    def end(self) -> None:
+        """Lets tables decide themselves."""
+        for entry in self._shard.tables.values():
+            entry.table.bound_rows(None)
+
+    def _set(self) -> None:
+        for table_id, entry in self._shard.tables.items():
+            entry.table.bound_rows(self.by_table.get(table_id, UNBOUNDED))
 
 
 class _Step(NamedTuple):
@@ -84,6 +122,7 @@ def replay(
     directory = reader.directory
     num_records, num_bytes, has_changes, control = 0, 0, False, ControlState()
     loads = set[str]()
+    bounds = _RowBounds(shard)
     save: ReplayedSave | None = None
     for number, record in enumerate(_with_effect(reader.records())):
         on_progress()
@@ -106,11 +145,11 @@ def replay(
                 _load(shard, rows, load_rows)
                 control.note_load(rows.load_id)
                 loads.add(rows.directory)
-            elif kind is not Kind.STATE:
-                with MEMORY_USE.ignored():
-                    _carry_out(shard, record, control)
+            elif kind not in (Kind.STATE, Kind.ROOM):
+                _carry_out(shard, record, control)
             elif number == 0 and begins_with_state:
                 control = _restore(shard, json.loads(record.body), record)
+            bounds.note(record)
         except (SnapshotError, PlanError, MemoryError):
             raise  # of a rows file, which its message names; or memory is short, and the log is right
         except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError) as error:
@@ -118,8 +157,10 @@ def replay(
             raise corrupt(str(directory), what, 0) from error
     if save is not None:
         save.end(is_kept=False)
+    bounds.end()
     return Replayed(
-        num_records, num_bytes, reader.generation, control, reader.newest_lsn, frozenset(loads), has_changes
+        *(num_records, num_bytes, reader.generation, control, reader.newest_lsn, frozenset(loads)),
+        *(bounds.by_table, has_changes),
     )
 
 

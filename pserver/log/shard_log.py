@@ -40,6 +40,7 @@ from ..engine.progress import Progress
 from ..engine.table_map import TableMap
 from ..refusal import Refusal
 from ..tables.mutations import Assignment, Change, CopyMutation, DayEnd, Mutation, Push, Replacement, Shrink
+from ..tables.row_limit import UNBOUNDED
 from ..tables.shrunk import ShrunkTable
 from .control_state import KIND_OF, ControlChange, ControlState, CutSave, DoneShrink, encoded_change
 from .loaded_rows import LoadedRows
@@ -50,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_BLOCK_BYTES = BLOCK_BYTES + 8 * 8
 """Entry of a block, and the padding of its columns."""
+_ROOM_BYTES = HEAD_BYTES + 64
+"""A ROOM record."""
 
 
 class ShardLog:
@@ -71,6 +74,7 @@ class ShardLog:
         control: All changes of the control plane so far.
         is_finished: True if the job has ended in order, so that nothing continues from the log.
         has_loads: True if there is a LOAD behind the newest checkpoint: its rows file takes the room of one.
+        row_bounds: By id of a table, the largest number of its rows, where the log has one in force.
         num_torn_bytes: Length of the torn end that was cut off when this process continued the log.
     """
 
@@ -91,6 +95,7 @@ class ShardLog:
         self.control = ControlState() if control is None else control
         self.is_finished = False
         self.has_loads = has_loads
+        self.row_bounds: dict[int, int] = {}
         self.num_torn_bytes = num_torn_bytes
         self._tables = tables
         self._failover_s = failover_s
@@ -103,6 +108,7 @@ class ShardLog:
         mutations: Sequence[Mutation | PlainPush],
         progress: Progress,
         left: Sequence[Watermark],
+        row_bounds: Mapping[int, int],
     ) -> None:
         """Appends the record of a commit.
 
@@ -111,14 +117,17 @@ class ShardLog:
             mutations: As of `Shard.commit`.
             progress: As of `Shard.commit`.
             left: LEAVE pushes of the workers that left and wait for the others.
+            row_bounds: By id, the largest number of rows of the tables that the mutations may make larger.
 
         Raises:
-            Refusal: The disk has no room. Nothing was appended.
+            Refusal: The disk has no room. Nothing was appended that has an effect.
         """
         marks = pack_marks([*watermarks, *left])
         lsn, step, num_marks, num_left = 0, progress.step, len(watermarks), len(left)
         try:
             first = mutations[0] if mutations else None
+            # The rows of a plain push fit.
+            self._bound_rows(dict.fromkeys(self.row_bounds, UNBOUNDED) if isinstance(first, PlainPush) else row_bounds)
             if isinstance(first, PlainPush):
                 frame = first.frame
                 content = frame.message[frame.num_parts + HEAD_WORDS :].data.cast("B")
@@ -149,6 +158,18 @@ class ShardLog:
         # The reply to a push waits itself where it has to. Without assigned dense values no step can be made again.
         if (self.is_synced and not is_push) or isinstance(first, Assignment):
             self.writer.sync()
+
+    def _bound_rows(self, row_bounds: Mapping[int, int]) -> None:
+        """Appends the bounds that have changed."""
+        for table_id, max_rows in row_bounds.items():
+            if self.row_bounds.get(table_id, UNBOUNDED) == max_rows:
+                continue
+            is_bounded = max_rows != UNBOUNDED
+            self._append_json(Kind.ROOM, {"table_id": table_id, "max_rows": max_rows if is_bounded else None})
+            if is_bounded:
+                self.row_bounds[table_id] = max_rows
+            else:
+                del self.row_bounds[table_id]
 
     def _shrink(self, first: Shrink, shrinks: Sequence[Shrink]) -> None:
         found = {self._tables[each.table_id].spec.name: each.found for each in shrinks}
@@ -259,6 +280,7 @@ class ShardLog:
             "base": None if base is None else f"{base:016x}",
         }
         body = json.dumps(state).encode()
+        self.row_bounds.clear()
         lsn = self.writer.append(
             Kind.STATE,
             num_marks=len(watermarks),
@@ -285,7 +307,7 @@ class ShardLog:
             num_records: Most records.
         """
         heads = HEAD_BYTES * (num_records - 1)
-        return heads + column_bytes + _MAX_BLOCK_BYTES * num_blocks + MARK_BYTES * num_marks
+        return heads + column_bytes + (_MAX_BLOCK_BYTES + _ROOM_BYTES) * num_blocks + MARK_BYTES * num_marks
 
     def has_room(self, num_bytes: int) -> bool:
         """Returns whether a new push need not wait for room.

@@ -28,7 +28,7 @@ from .checks import check_finite, check_learning_rate, scaled_gradients
 from .embedding_cut import EmbeddingCut, JoinedCut
 from .mutations import Assignment, Average, Change, CopyMutation, Push, Replacement, RowAssignment
 from .row_asks import CacheTerms, RowAnswer, answer
-from .row_limit import MAX_UNCHECKED_IDS, RowLimit
+from .row_limit import MAX_UNCHECKED_IDS, UNBOUNDED, RowLimit
 from .shrunk import TableRemoval
 from .table import Part, TableContext, TableCut
 
@@ -260,6 +260,17 @@ class EmbeddingTable:
         )
         self.optimizer_step = max(self.optimizer_step, push.step)
         return len(push.ids)
+
+    def room(self, num_ids: int) -> int:
+        """As `Table.room`."""
+        if self.store.num_rows + num_ids <= self.limit.unchecked_rows:
+            return UNBOUNDED
+        num_free = self._num_free()
+        return UNBOUNDED if num_ids <= num_free else self.store.num_rows + num_free
+
+    def bound_rows(self, max_rows: int | None) -> None:
+        """As `Table.bound_rows`."""
+        self.limit.bound = max_rows
 
     def apply_change(self, change: Change) -> int:
         """As `Table.apply_change`."""
@@ -514,9 +525,7 @@ class EmbeddingTable:
 
     def _within_limit(self, push: _OfIds, ids: NDArray[np.int64]) -> _OfIds:
         """Leaves out ids without a row for which there is no room, the last ones of the push."""
-        num_free = self.limit.num_free(self.store.num_rows)
-        if self._has_unchecked_room:
-            self._context.layout.change(self._table_id)  # pushes are plain again
+        num_free = self._num_free()
         if len(ids) <= num_free:
             return push
         rejected = np.flatnonzero(~self.store.has_rows(ids))[num_free:]
@@ -524,6 +533,12 @@ class EmbeddingTable:
             return push
         self.limit.reject(len(rejected))
         return push.of_ids(np.delete(np.arange(len(ids)), rejected))
+
+    def _num_free(self) -> int:
+        num_free = self.limit.num_free(self.store.num_rows)
+        if self._has_unchecked_room:
+            self._context.layout.change(self._table_id)  # pushes are plain again
+        return num_free
 
     @property
     def _has_unchecked_room(self) -> bool:

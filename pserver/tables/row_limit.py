@@ -25,6 +25,8 @@ SHORT_S = 1.0
 FRESH_S = 0.1
 """Seconds for which the use of memory counts as known."""
 WARN_S = 60.0
+UNBOUNDED = 1 << 62
+"""Number of rows that no table has."""
 INDEX_BYTES = 46
 """Memory of the index and of one bit for a row, at most."""
 
@@ -70,7 +72,7 @@ class MemoryUse:
     def share(self) -> float:
         """Returns the share of memory in use."""
         if self._is_ignored:
-            self.num_bytes = 1 << 62
+            self.num_bytes = UNBOUNDED
             return 0.0
         now = self._clock()
         if self._read_at is None or now - self._read_at > FRESH_S:
@@ -79,7 +81,7 @@ class MemoryUse:
 
     @contextmanager
     def ignored(self) -> Iterator[None]:
-        """Counts memory as free until the block ends: a log is replayed with all its rows, or not at all."""
+        """Counts memory as free until the block ends: the rows of a log are loaded all, or not at all."""
         self._is_ignored = True
         try:
             yield
@@ -102,6 +104,7 @@ class RowLimit:
         clock: Returns monotonic time in seconds.
 
     Attributes:
+        bound: Largest number of rows, if that is decided elsewhere; None if this object decides.
         unchecked_rows: Number of rows up to which `num_free` need not be asked.
         num_rejected: Number of ids of pushes that got no row so far; an id counts in every push.
     """
@@ -117,7 +120,7 @@ class RowLimit:
         bounds = [limits.max_rows] if limits.max_rows else []
         if limits.max_bytes:
             bounds.append(limits.max_bytes // (row_bytes + INDEX_BYTES))
-        self._max_rows = min(bounds, default=1 << 62)
+        self._max_rows = min(bounds, default=UNBOUNDED)
         self._row_bytes = row_bytes + INDEX_BYTES
         self._where = where
         self._memory = memory
@@ -125,6 +128,7 @@ class RowLimit:
         self._short_until = 0.0
         self._warned_at: float | None = None
         self._num_warned = 0
+        self.bound: int | None = None
         self.unchecked_rows = 0
         self.num_rejected = 0
 
@@ -133,6 +137,8 @@ class RowLimit:
 
         Reads the use of memory, unless it was short a moment ago.
         """
+        if self.bound is not None:
+            return max(self.bound - num_rows, 0)
         now = self._clock()
         if num_rows >= self._max_rows or now < self._short_until:
             self.unchecked_rows = num_rows

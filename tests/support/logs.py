@@ -19,6 +19,7 @@ from fleet_sparse.pserver.log.log_format import LogIdentity
 from fleet_sparse.pserver.log.log_writer import LogWriter
 from fleet_sparse.pserver.tables.dense import DenseTable
 from fleet_sparse.pserver.tables.embedding import EmbeddingTable
+from fleet_sparse.pserver.tables.row_limit import NO_LIMITS, RowLimits
 from fleet_sparse.settings import Settings
 from fleet_sparse.snapshot.directory import directory_at
 from fleet_sparse.snapshot.manifest import Manifest
@@ -38,10 +39,11 @@ def logged_shard(
     *specs: TableSpec | DenseSpec,
     segment_bytes: int = 1 << 16,
     only_registered: bool = False,
+    row_limits: RowLimits = NO_LIMITS,
     **settings: Any,
 ) -> Shard:
     """Returns a shard that continues the log in a directory, or begins one."""
-    shard = make_shard(only_registered=only_registered)
+    shard = make_shard(only_registered=only_registered, row_limits=row_limits)
     values = {"durability": "log", "job_id": "a job", "log_sync_s": 1000.0, **settings}
     start_log(shard, directory, Settings(**values), segment_bytes=segment_bytes)
     for spec in specs:

@@ -33,7 +33,7 @@ def example(directory: Path) -> bytes:
     mark = Watermark(bytes(range(16)), 1, 9)
     change = Push(TABLE.table_id, ids_of(7, -1), floats([1.0], [2.0]), 0.5, 3)
     log = ShardLog(writer, shard.tables)
-    log.commit([mark], [change], NO_PROGRESS, [])
+    log.commit([mark], [change], NO_PROGRESS, [], {})
     log.void()
     writer.sync()
     log.note(BarrierOpening("b", {0: 3, 1: 2}, contributions=((b"\x01\x02",), ())))
