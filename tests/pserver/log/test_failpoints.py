@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import random
 import shutil
+import tempfile
 from collections import Counter
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fleet_sparse.core.criteria import UNSEEN_DAYS, Criterion
 from fleet_sparse.pserver.admin.log_recovery import close_log, write_checkpoint
 from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.tables.mutations import DayEnd
 from support.failpoints import AFTER, BEFORE, STORAGE_CALLS, TORN, Failpoint
-from support.logs import close, linked_save, logged_shard, recovered, state_of
+from support.logs import close, linked_save, load_into, logged_shard, recovered, state_of
 from support.power_loss import PowerLoss
-from support.shards import ADAM, CLIENT, SGD, FrameClient, push
+from support.shards import ADAM, CLIENT, SGD, FrameClient, make_shard, push
 
 # The log's own thread ends with the process.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception in thread fleet_sparse log")
@@ -30,7 +33,7 @@ POINTS = [(call, when) for call in STORAGE_CALLS for when in (BEFORE, AFTER)] + 
 
 
 class Life:
-    """A pserver that is started, trained, checkpointed, saved and ended twice, by a seed.
+    """A pserver that is started, trained, loaded, shrunk, checkpointed, saved and ended twice, by a seed.
 
     Attributes:
         num_acked: Pushes that were acked. Push k subtracts 1 from each row of a table, in SGD.
@@ -51,10 +54,22 @@ class Life:
             client.seq = self.num_durable = self.num_acked
             for _ in range(self._random.randint(2, 5)):
                 self._train(client)
+                self._change(client)
                 self._begin_log(shard)
             self._train(client)
             close(shard)
             self._shards.remove(shard)
+
+    def _change(self, client: FrameClient[Shard]) -> None:
+        """Loads what the tables have, or ends a day and removes no row, or changes nothing."""
+        shard, kind = client.shard, self._random.choice(["load", "shrink", ""])
+        assert shard.log is not None
+        if kind == "load":
+            load_into(shard, loaded_shard(client.seq))
+            shard.log.writer.sync()
+        elif kind == "shrink":
+            shard.commit([], [DayEnd(SGD.table_id)])
+            assert shard.shrink([Criterion(UNSEEN_DAYS, 1000)])[SGD.name].num_rows == len(IDS)
 
     def _begin_log(self, shard: Shard) -> None:
         """Makes the log begin with a checkpoint, which is linked from a save more often than not."""
@@ -78,6 +93,15 @@ class Life:
         for shard in self._shards:
             with suppress(OSError):
                 close(shard)
+
+
+def loaded_shard(num_pushes: int) -> Shard:
+    """Returns a shard that has got the first pushes of a life."""
+    shard = make_shard(SGD, ADAM)
+    client = FrameClient(shard)
+    for _ in range(num_pushes):
+        push_once(client)
+    return shard
 
 
 def begun(directory: Path) -> Shard:
@@ -112,25 +136,34 @@ def check_continues(directory: Path, num_kept: int, num_acked: int) -> None:
         close(each)
 
 
-def counted_calls(directory: Path) -> Counter[str]:
+@cache
+def counted_calls(seed: int) -> Counter[str]:
+    """Returns the storage calls of a life, by name."""
     failpoint = Failpoint()
-    failpoint.run(Life(directory, 0).run)
+    with tempfile.TemporaryDirectory() as directory:
+        failpoint.run(Life(Path(directory) / "log", seed).run)
     return failpoint.counts
 
 
-def crash(
-    directory: Path, call: str, when: str, crash_number: int, num_calls: int, *, loses_power: bool = False
-) -> bool:
-    """Lets one life end at a failpoint, and checks the next one; returns whether it was reached."""
-    failpoint = Failpoint(call, random.Random(crash_number).randrange(num_calls), when)
-    life = Life(directory / "log", crash_number)
+def crash(directory: Path, call: str, when: str, seed: int, *, loses_power: bool = False) -> None:
+    """Lets a life end at a call of a storage function, and checks the next one."""
+    number = random.Random(seed).randrange(counted_calls(seed)[call])
+    # The log's own thread makes some calls more or less often.
+    while not is_reached(directory / str(number), Failpoint(call, number, when), seed, loses_power=loses_power):
+        assert number > 0, f"a life without {call}"
+        number //= 2
+
+
+def is_reached(directory: Path, failpoint: Failpoint, seed: int, *, loses_power: bool) -> bool:
+    """Runs a life up to a failpoint or its end, and checks the next one; returns whether it was the failpoint."""
+    life = Life(directory / "log", seed)
     left = directory.with_name(f"{directory.name}-left")
-    directory.mkdir()
+    directory.mkdir(parents=True)
     disk = PowerLoss(directory)
     try:
         if loses_power:
             with disk.watched():
-                failpoint.run(life.run, lambda: disk.lose(left, random.Random(crash_number)))
+                failpoint.run(life.run, lambda: disk.lose(left, random.Random(seed)))
             check_continues(left / "log", life.num_durable, life.num_acked)
         else:
             failpoint.run(life.run, lambda: shutil.copytree(directory, left))
@@ -149,24 +182,31 @@ def crash(
 def test_crash_at_a_storage_call_loses_and_doubles_nothing(
     tmp_path: Path, call: str, when: str, num_crashes: int, *, loses_power: bool
 ) -> None:
-    num_calls = counted_calls(tmp_path / "counted")[call]
-    assert num_calls > 0
-    crashes = [
-        crash(tmp_path / str(number), call, when, number, num_calls, loses_power=loses_power)
-        for number in range(num_crashes)
-    ]
-    assert any(crashes) or num_crashes < NUM_CRASHES  # the log's own thread makes some calls more or less often
+    seeds = [seed for seed in range(4 * num_crashes) if counted_calls(seed)[call]][:num_crashes]
+    assert len(seeds) == num_crashes
+    for seed in seeds:
+        crash(tmp_path / str(seed), call, when, seed, loses_power=loses_power)
 
 
 @pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
-@pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("seed", [None, *range(4)])
 def test_crash_at_the_end_of_a_job_leaves_a_whole_log_or_none(
-    tmp_path: Path, call: str, when: str, number: int, seed: int | None
+    tmp_path: Path, call: str, when: str, seed: int | None
 ) -> None:
-    directory, left = tmp_path / "job" / "log", tmp_path / "left"
-    (tmp_path / "job").mkdir()
+    number = 0
+    while ends_at(tmp_path / str(number), Failpoint(call, number, when), seed):
+        number += 1
+    assert number > 0
+
+
+def ends_at(root: Path, failpoint: Failpoint, seed: int | None) -> bool:
+    """Ends a job up to a failpoint, and checks what is left of its log; returns whether it was reached.
+
+    With a `seed` the machine loses power there.
+    """
+    directory, left = root / "job" / "log", root / "left"
+    (root / "job").mkdir(parents=True)
     shard = begun(directory)
     client = FrameClient(shard)
     push_once(client)
@@ -176,15 +216,16 @@ def test_crash_at_the_end_of_a_job_leaves_a_whole_log_or_none(
     assert log is not None
     log.is_finished = True
     log.writer.sync()
-    disk = PowerLoss(tmp_path / "job")
+    disk = PowerLoss(root / "job")
     with disk.watched():
         look = partial(
-            *(shutil.copytree, tmp_path / "job", left) if seed is None else (disk.lose, left, random.Random(seed))
+            *(shutil.copytree, root / "job", left) if seed is None else (disk.lose, left, random.Random(seed))
         )
-        Failpoint(call, number, when).run(lambda: close_log(log), look)
+        failpoint.run(lambda: close_log(log), look)
     shard.close()
     disk.close()
     again = begun(left / "log")
     assert again.ledger.applied(CLIENT) in (0, 2)
     assert sorted(path.name for path in left.iterdir()) == ["log"]
     close(again)
+    return failpoint.has_crashed
