@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +14,23 @@ from fleet_sparse.core.criteria import MIN_NORM, Criterion
 from fleet_sparse.core.mode import SYNC, Mode
 from fleet_sparse.errors import LogCorrupt
 from fleet_sparse.pserver.admin.log_recovery import recover, write_checkpoint
+from fleet_sparse.pserver.engine.progress import NO_PROGRESS
+from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.log.control_state import (
+    BarrierOpening,
+    ControlChange,
+    CutSave,
+    RegisteredWorker,
+    ReportedProgress,
+)
+from fleet_sparse.pserver.log.lineage import LineageChange
 from fleet_sparse.pserver.log.log_format import Kind
 from fleet_sparse.pserver.log.log_reader import LogReader
-from fleet_sparse.pserver.tables.mutations import DayEnd
+from fleet_sparse.pserver.tables.mutations import DayEnd, Push
+from fleet_sparse.pserver.tables.row_limit import UNBOUNDED
 from fleet_sparse.wire.frame_format import Action, Block, Op
-from support.logs import close, logged_shard, state_of
-from support.shards import DENSE, SGD, FrameClient, assign, floats, ids_of, make_shard, push
+from support.logs import close, load_into, logged_shard, state_of
+from support.shards import ADAM, CLIENT, DENSE, SGD, FrameClient, assign, floats, ids_of, make_shard, push
 from support.steps import Worker, join
 
 
@@ -27,12 +39,12 @@ class Small(NamedTuple):
 
     Attributes:
         directory: Where it lies.
-        states: State of the shard by the newest lsn at that time.
+        states: State of the shard, and of the control plane, by the newest lsn at that time.
         contents: The used parts of its segments, by name, in order.
     """
 
     directory: Path
-    states: dict[int, Any]
+    states: dict[int, tuple[Any, ...]]
     contents: dict[str, bytes]
 
     @property
@@ -50,7 +62,8 @@ def written(directory: Path, segment_bytes: int) -> Small:
     def note() -> None:
         assert shard.log is not None
         shard.log.writer.sync()  # the records behind say so: only the last one may be torn
-        states.setdefault(shard.log.writer.newest_lsn, state_of(shard))  # what is staged is in no record
+        # What is staged is in no record.
+        states.setdefault(shard.log.writer.newest_lsn, (state_of(shard), shard.log.control.to_builtins()))
 
     note()
     workers = [Worker(shard, index) for index in range(2)]
@@ -74,21 +87,45 @@ def written(directory: Path, segment_bytes: int) -> Small:
     for worker in workers:
         worker.ask(Op.LEAVE)
         note()
+    write_other_kinds(shard, note)
     close(shard)
     reader = LogReader(directory)
-    kinds = {record.head.kind for record in reader.records()}
+    assert {record.head.kind for record in reader.records()} == {*Kind}
     reader.cut_off()
-    assert kinds >= {
-        Kind.STATE,
-        Kind.JOIN,
-        Kind.APPLY,
-        Kind.PREPARE,
-        Kind.COMMIT,
-        Kind.SHRINK,
-        Kind.END_DAY,
-        Kind.REJOIN,
-    }
     return Small(directory, states, {path.name: path.read_bytes() for path in reader.paths})
+
+
+def write_other_kinds(shard: Shard, note: Callable[[], None]) -> None:
+    """Writes records of the kinds that no step has, and notes the state behind each."""
+    log = shard.log
+    assert log is not None
+    shard.add_table(ADAM, declared_by="worker 1")
+    note()
+    staging = make_shard(SGD)
+    FrameClient(staging).push(push(SGD, ids_of(5, 6), floats([1.0, 2.0], [3.0, 4.0])))
+    load_into(shard, staging)
+    note()
+    for max_rows in (2, UNBOUNDED):
+        changes = [Push(SGD.table_id, ids_of(5, 7), floats([1.0, 1.0], [1.0, 1.0]), 0.5, 2)]
+        log.commit([], changes, NO_PROGRESS, [], {SGD.table_id: max_rows})
+        log.void()
+        note()
+    changes_of_control: list[ControlChange] = [
+        RegisteredWorker(0, 1, CLIENT, 1, None, 5, ("a", "b", "c"), True, 1, True, 7),
+        BarrierOpening("a barrier", {0: 1}, contributions=((b"abc",),)),
+        ReportedProgress(0, 3, '{"epoch": 1}'),
+        LineageChange("model", saved=2),
+    ]
+    for change in changes_of_control:
+        log.note(change)
+        note()
+    log.cut_save(CutSave("a save", False, ()), {})
+    note()
+    log.end_save("a save", None)
+    note()
+    log.note_changed(SGD, ids_of(5), is_removed=False)
+    shard.tables[SGD.table_id].table.restore_changes(ids_of(5), is_removed=False, is_counter=False)
+    note()
 
 
 @pytest.fixture(scope="module", params=[1 << 14, 1024], ids=["one segment", "several segments"])
@@ -108,7 +145,7 @@ def newest_of(small: Small, directory: Path, name: str, content: bytes) -> int:
         assert replayed is not None
         newest_lsn = replayed.newest_lsn
         expected = small.states.get(newest_lsn)
-        assert expected is None or state_of(shard) == expected
+        assert expected is None or (state_of(shard), replayed.control.to_builtins()) == expected
         return newest_lsn
     except LogCorrupt:
         return -1
