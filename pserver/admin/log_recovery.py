@@ -332,8 +332,13 @@ def _open(directory: Path) -> _Opened | None:
 
 def _fill(shard: Shard, opened: _Opened, identity: LogIdentity | None, on_progress: Callable[[], object]) -> Replayed:
     found = opened.reader.identity
-    if identity not in (None, found):
-        raise corrupt(str(opened.directory), f"it is of {found}, should be of {identity}", 0)
+    if identity is not None and found is not None and identity != found:
+        differing = [
+            f"{name} {of_log}, should be {ours}"
+            for name, of_log, ours in zip(LogIdentity._fields, found, identity, strict=True)
+            if of_log != ours
+        ]
+        raise corrupt(str(opened.reader.paths[0]), f"it has {'; '.join(differing)}", 0)
     try:
         return _read(shard, opened, on_progress)
     except (PlanError, MemoryError) as error:

@@ -269,3 +269,7 @@ class Record(NamedTuple):
     left: list[Watermark]
     blocks: list[Block]
     body: bytes
+    path: str
+    """Its segment."""
+    offset: int
+    """Where it begins there."""

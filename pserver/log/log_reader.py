@@ -178,7 +178,8 @@ def _record_at(data: memoryview, offset: int, head: RecordHead, path: Path) -> R
         blocks = _blocks_of(head.kind, table, columns)
     except ProtocolError as error:
         raise corrupt(str(path), f"record {head.lsn}: {error}", offset) from error
-    return Record(head, marks[:num_marks], marks[num_marks:], blocks, bytes(data[at : at + head.body_bytes]))
+    body = bytes(data[at : at + head.body_bytes])
+    return Record(head, marks[:num_marks], marks[num_marks:], blocks, body, str(path), offset)
 
 
 _OPS = {Kind.COMMIT: Op.COMMIT, Kind.CHANGED: Op.PULL}

@@ -119,7 +119,6 @@ def replay(
         SnapshotError: As `load_rows`.
         PlanError, MemoryError: This machine has too little memory left.
     """
-    directory = reader.directory
     num_records, num_bytes, has_changes, control = 0, 0, False, ControlState()
     loads = set[str]()
     bounds = _RowBounds(shard)
@@ -154,7 +153,7 @@ def replay(
             raise  # of a rows file, which its message names; or memory is short, and the log is right
         except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError) as error:
             what = f"record {record.head.lsn} cannot be replayed ({type(error).__name__}: {error})"
-            raise corrupt(str(directory), what, 0) from error
+            raise corrupt(record.path, what, record.offset) from error
     if save is not None:
         save.end(is_kept=False)
     bounds.end()

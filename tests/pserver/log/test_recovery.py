@@ -674,7 +674,20 @@ def test_a_log_of_other_pservers_is_refused(tmp_path: Path) -> None:
     other.cluster_id += 1
     with pytest.raises(LogCorrupt) as caught:
         start_log(other, tmp_path / "log", Settings(durability="log", job_id="a job"))
-    assert caught.value.path == str(tmp_path / "log")
+    assert caught.value.path == str(next((tmp_path / "log").glob("0*.fsl")))
+    assert "cluster_id" in str(caught.value)
+
+
+def test_a_record_that_cannot_be_replayed_is_named(tmp_path: Path) -> None:
+    shard = logged_shard(tmp_path / "log", ADAM)
+    assert shard.log is not None
+    shard.log.writer.append(Kind.TABLE, body_bytes=2, parts=[b"{}" + bytes(6)])
+    close(shard)
+    (path,) = (tmp_path / "log").glob("0*.fsl")
+    *_, (head, end) = record_ends(memoryview(path.read_bytes()))
+    with pytest.raises(LogCorrupt) as caught:
+        logged_shard(tmp_path / "log")
+    assert (caught.value.path, caught.value.offset) == (str(path), end - head.end)
 
 
 def test_a_job_id_and_a_path_are_needed() -> None:
