@@ -29,6 +29,7 @@ from fleet_sparse import machine_memory
 from fleet_sparse.control_socket import socket_path
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
+from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.version import Version
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import (
@@ -742,6 +743,17 @@ def _dense_grads_dtype(_: Path) -> None:
     members = Membership(lost_after_s=30.0, unseen_after_s=60.0)
     members.register(registrant(0, 2, Mode(SYNC, dense_grads_dtype="bfloat16")), 0.0)
     members.register(registrant(1, 2), 0.0)
+
+
+@entry(
+    SettingError,
+    "worker 1: its mode is async (max_row_drift 0.02), that of worker 0 is async (max_row_drift 0.05); all workers of "
+    "a job should have the same DistributedStrategy and settings",
+)
+def _row_bound(_: Path) -> None:
+    members = Membership(lost_after_s=30.0, unseen_after_s=60.0)
+    for worker, drift in enumerate((0.05, 0.02)):
+        members.register(registrant(worker, 2, Mode(ASYNC, row_bound=RowBound(drift=drift))), 0.0)
 
 
 @entry(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, LRU, SECOND
 from fleet_sparse.core.initializer import uniform
 from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, steps_off_lease
+from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.pserver.tables.row_asks import answer
@@ -330,8 +331,11 @@ def test_a_forgotten_cache_is_empty() -> None:
     assert len(table.plan(np.arange(5), 21).entering) == 5
 
 
-@pytest.mark.parametrize(("rule", "max_held"), [("ftrl", None), ("adamax", None), ("adagrad", 0)])
-def test_rules_without_merge_train_by_the_pservers(rule: str, max_held: int | None) -> None:
+@pytest.mark.parametrize(("rule", "max_held"), [("ftrl", None), ("adamax", None), ("mine", None), ("adagrad", 0)])
+def test_rules_without_merge_train_by_the_pservers(
+    rule: str, max_held: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RULES, "mine", RULES["adagrad"]._replace(name="mine", merge=None))  # a custom rule's default
     job = StoreJob(rule, 8, CacheJob(RowBound(lag=100), 2, 0, admission=ALL, max_held=max_held))
     ids = np.arange(4)
     begun = job.read(ids, 1)
