@@ -77,7 +77,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "serving": ((),),
     "convergence": ((), ("--data", "synthetic", "400000")),
     "scale": ((),),
-    "compare": (("--against", OLD_COMMIT),),
+    "compare": (("--against", OLD_COMMIT), ("--against", OLD_COMMIT, "--durability", "none", "step")),
 }
 """Options of the runs that the page shows, by benchmark. A run in another way does not count for a goal."""
 

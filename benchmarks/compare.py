@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="step or lookup; both by default")
     parser.add_argument("--against", required=True, metavar="COMMIT", help="commit of this repository")
     parser.add_argument("--mode", choices=("async", "sync"), default="async", help="mode of training")
+    parser.add_argument("--durability", choices=("none",), help="of this side's pservers, if not the default")
     parser.add_argument("--pservers", type=PSERVERS, default=2, help="processes on each side")
     parser.add_argument("--steps", type=AT_LEAST_1, default=20, help="steps of a block")
     parser.add_argument("--batches", type=AT_LEAST_1, default=100, help="batches that are fed again and again")
@@ -133,6 +134,8 @@ def job(tree: Path, model: str, options: argparse.Namespace) -> Iterator[Job]:
         "FLEET_SPARSE_CONNECT_S": "600",  # a fresh checkout compiles its kernels first
         **NO_STANDBY,
     }
+    if tree == ROOT and options.durability:  # an older side does not know the setting
+        shared["FLEET_SPARSE_DURABILITY"] = options.durability
     roles = [{"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(port)} for port in ports]
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
         log = stack.enter_context((Path(root) / "log").open("w+", errors="replace"))

@@ -271,7 +271,14 @@ def _predicted(channel: str, options: dict[str, Any]) -> Goal:
 
 def _against(model: str, what: str, part: str) -> Goal:
     name, options = f"{model} model, {what} over that of commit {OLD_COMMIT}", {"model": model, "against": OLD_COMMIT}
-    return Goal(name, (1.02,), "", "compare", options, against(part), digits=3)
+    return Goal(name, (1.02,), "", "compare", {**options, "durability": None}, against(part), digits=3)
+
+
+def _without_a_log(model: str, durability: str | None) -> Goal:
+    """Returns the goal of what a durability costs over the older commit, whose pservers nobody started again."""
+    name = f"{model} model, step with durability `{durability or 'snapshot'}` over that of commit {OLD_COMMIT}"
+    options = {"model": model, "against": OLD_COMMIT, "durability": durability}
+    return Goal(name, (1.01,), "", "compare", options, against("seconds"), digits=3)
 
 
 def _misses(name: str, bound: float, case: str, key: str, *, belady: bool = False) -> Goal:
@@ -649,5 +656,6 @@ GOALS: Sequence[Goal] = (
         for model in ("step", "lookup")
         for what, part in (("step", "seconds"), ("worker's CPU", "worker_cpu_s"), ("pservers' CPU", "pservers_cpu_s"))
     ),
+    *(_without_a_log("step", durability) for durability in ("none", None)),
 )
 """All goals, in the order of the table."""

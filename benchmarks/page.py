@@ -31,7 +31,7 @@ WAYS = {
     "link": ("model", *WAYS_TO_STEP),
     "spread": WAYS_TO_STEP,
     "convergence": ("data",),
-    "compare": ("model", "against"),
+    "compare": ("model", "against", "durability"),
     "het_auc": ("model", "optimizer", "workers"),
     "het_link": ("model", "rate", "dim", "workers", "dense"),
     "het_save": ("trace_steps",),

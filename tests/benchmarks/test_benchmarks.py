@@ -26,7 +26,7 @@ from support.waits import wait_until
 TINY = {  # in the order in which they start: the longest first
     "serving": "--rows 2000 --batches 4 --rounds 2 --calls 2 --seconds 0.5 --delta-rows 100",
     "snapshot": "--rows 5000 --pservers 1 --rounds 1 --pushes 5",
-    "compare": "--against HEAD --pservers 1 --steps 2 --batches 3 --rounds 2 lookup",
+    "compare": "--against HEAD --durability none --pservers 1 --steps 2 --batches 3 --rounds 2 lookup",
     "cluster": "--workers 1 --pservers 1 --modes async --steps 2 --rounds 1",
     "durability": "--workers 1 --pservers 1 --modes async --durabilities none log --steps 2 --rounds 2",
     "scale": "--jobs async,1x1 sync,2x2 --steps 2 --passes 1 --rounds 1 --rows 300",
