@@ -91,7 +91,7 @@ def chaos(  # noqa: PLR0913  # the options of the command
     hit. SIGINT and SIGTERM end all processes.
 
     With `log` killed workers cannot be mixed with power cuts: a log that was not synced is only complete while its
-    workers live. A full disk needs root, for a tmpfs of 1152 MiB, and a coordinator a program etcd.
+    workers live. A full disk needs root, for a tmpfs of 1152 MiB, and faults of the coordinator need the program etcd.
     """
     kinds = tuple(kind or USUAL_KINDS)
     modes: tuple[str, ...] = MODES if mode is ChaosMode.all else (mode.value,)

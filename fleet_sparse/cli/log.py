@@ -55,11 +55,16 @@ def _summary_of(directory: Path, *, reads_rows: bool = False) -> dict[str, Any]:
         reader = LogReader(directory, None if checkpoint is None else checkpoint.first_lsn)
         num_bytes, step = 0, 0
         files = [(checkpoint_name(each.first_lsn), each.file) for each in checkpoint.files] if checkpoint else []
+        before: Kind | None = None
         for record in reader.records():
-            if record.head.kind is Kind.LOAD:
+            kind = record.head.kind
+            if kind is Kind.LOAD:
                 rows = LoadedRows.parse(record.body)
                 files.append((rows.directory, rows.file))
-            kinds[record.head.kind.name] += 1
+            elif kind is Kind.VOID and before is Kind.LOAD:
+                files.pop()  # a start removes it
+            before = kind
+            kinds[kind.name] += 1
             num_bytes += record.head.end
             step = max(step, record.head.step)
         for name, file in files if reads_rows else []:

@@ -203,7 +203,7 @@ def _continue_log(
     )
     if opened is None or replayed is None:
         return False
-    shard.log.row_bounds.update(replayed.row_bounds)
+    shard.log.max_rows.update(replayed.max_rows)
     # A pserver that begins with a snapshot may have ended before its first checkpoint was durable.
     return replayed.has_changes or opened.checkpoint is not None
 

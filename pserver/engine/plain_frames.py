@@ -90,6 +90,10 @@ class PlainPush(NamedTuple):
         """
         return self.frames.apply(self.frame, self.client_id)
 
+    def num_ids(self) -> dict[int, int]:
+        """Returns the number of ids by table."""
+        return self.frames.num_ids(self.frame)
+
     def has_no_effect_after(self, error: BaseException) -> bool:
         """Returns whether nothing changed if `apply` raised this."""
         return isinstance(error, MemoryError)
@@ -237,6 +241,14 @@ class PlainFrames:
                 message, frame.num_parts, num_blocks, self._rows, self._groups, self._blocks, self._row_indices
             )
         return frame.num_rows
+
+    def num_ids(self, frame: PlainFrame) -> dict[int, int]:
+        """Returns the number of ids of a frame by table."""
+        found: dict[int, int] = {}
+        for row, count in self._blocks[: frame.num_blocks, [answer.TABLE, answer.COUNT]].tolist():
+            table_id = self._described[row].spec.table_id
+            found[table_id] = found.get(table_id, 0) + count
+        return found
 
     def _remember(self, client_id: bytes) -> _Pulled:
         """Returns the place for what a client pulled last; another client is forgotten for it."""

@@ -22,10 +22,11 @@ from fleet_sparse.wire.frame_format import PULLS, PUSHES, Block, Header, Op
 
 from ..refusal import Refusal
 from ..storage.memory_layout import MemoryLayout
+from ..tables.embedding import EmbeddingTable
 from ..tables.merger import Merger
 from ..tables.mutations import Change, CopyMutation, DayEnd, Mutation, Push, RowAssignment, Shrink
 from ..tables.reply_memory import ReplyMemory
-from ..tables.row_limit import NO_LIMITS, RowLimits
+from ..tables.row_limit import NO_LIMITS, UNLIMITED, RowLimits
 from ..tables.shrunk import ShrunkTable
 from ..tables.table import TableContext
 from .dedup import DedupLedger, Verdict
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ..log.shard_log import ShardLog
 
 _FLOAT_BYTES = 4
+_OF_IDS = (Push, Change, RowAssignment)
 
 
 @dataclass(slots=True)
@@ -568,30 +570,41 @@ class Shard:
             num_rows = self._apply(mutations)
         else:
             left = () if self.job is None or progress.rejoins else self.job.left
-            bounds = self._row_bounds(mutations)
-            self.log.commit(watermarks, mutations, progress, left, bounds)
-            self._bound_rows(bounds)
+            max_rows = self._max_rows(mutations, self.log.max_rows)
+            self.log.commit(watermarks, mutations, progress, left, max_rows)
+            self._limit_rows(max_rows)
             try:
                 num_rows = self._apply(mutations)
             finally:
-                self._bound_rows(dict.fromkeys(bounds))
+                self._limit_rows(dict.fromkeys(max_rows))
         self.ledger.record(watermarks)
         return num_rows
 
-    def _row_bounds(self, mutations: Sequence[Mutation | PlainPush]) -> dict[int, int]:
-        """Returns, by id, the largest number of rows of each table that mutations may make larger.
+    def _max_rows(self, mutations: Sequence[Mutation | PlainPush], before: Mapping[int, int]) -> dict[int, int]:
+        """Decides, by id, how many rows each table that mutations may make larger may have after them.
 
         It is decided before the log has it: a replay makes the same rows, whatever there is room for then.
+
+        Args:
+            mutations: As of `commit`.
+            before: What the log says, of tables that have a limit there.
         """
         num_ids: dict[int, int] = {}
         for mutation in mutations:
-            if isinstance(mutation, Push | Change | RowAssignment) and mutation.ids is not None:
+            if isinstance(mutation, PlainPush):
+                num_ids = mutation.num_ids() if before else {}  # all of its ids may have a row
+            elif isinstance(mutation, _OF_IDS) and mutation.ids is not None:
                 num_ids[mutation.table_id] = num_ids.get(mutation.table_id, 0) + len(mutation.ids)
-        return {table_id: self.tables[table_id].table.room(n) for table_id, n in num_ids.items()}
+        return {each: self._rows_of(each).max_rows_for(n, before.get(each, UNLIMITED)) for each, n in num_ids.items()}
 
-    def _bound_rows(self, bounds: Mapping[int, int | None]) -> None:
-        for table_id, max_rows in bounds.items():
-            self.tables[table_id].table.bound_rows(max_rows)
+    def _limit_rows(self, max_rows: Mapping[int, int | None]) -> None:
+        for table_id, most in max_rows.items():
+            self._rows_of(table_id).limit_rows(most)
+
+    def _rows_of(self, table_id: int) -> EmbeddingTable:
+        table = self.tables[table_id].table
+        assert isinstance(table, EmbeddingTable), "no other table has ids"
+        return table
 
     def _apply(self, mutations: Sequence[Mutation | PlainPush]) -> int:
         num_rows = 0

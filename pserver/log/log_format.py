@@ -26,7 +26,7 @@ from fleet_sparse.wire.frame_format import (
 )
 from fleet_sparse.wire.row_dtype import RowDtype
 
-VERSION: Final = 3
+VERSION: Final = 4
 SEGMENT_MAGIC: Final = b"FSLS"
 RECORD_MAGIC: Final = b"FSLR"
 HEADER = struct.Struct("<4s2HI2H6Q")

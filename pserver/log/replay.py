@@ -21,8 +21,9 @@ from ..engine.jobs import JobsState
 from ..engine.progress import NO_PROGRESS, Progress
 from ..engine.shard import Shard
 from ..tables.admission import statistics_of
+from ..tables.embedding import EmbeddingTable
 from ..tables.mutations import Assignment, Change, DayEnd, Mutation, Push, Replacement, RowAssignment, Shrink
-from ..tables.row_limit import MEMORY_USE, UNBOUNDED
+from ..tables.row_limit import UNLIMITED
 from .control_state import CHANGE_OF, ControlState, CutSave, DoneShrink, parse_change
 from .loaded_rows import LoadedRows
 from .log_format import Kind, Record, corrupt
@@ -48,17 +49,17 @@ class Replayed(NamedTuple):
     """Lsn of the last record."""
     loads: frozenset[str]
     """Directories of the rows files that were loaded."""
-    row_bounds: Mapping[int, int]
-    """By id of a table, the largest number of its rows that is in force at the end of the log."""
+    max_rows: Mapping[int, int]
+    """By id of a table, the largest number of its rows, where the end of the log says one."""
     has_changes: bool
     """False if all records are states of checkpoints that did not become durable: the log has no content of its own."""
 
 
-class _RowBounds:
+class _MaxRows:
     """Makes tables take the rows that they took when the records were written, whatever there is room for now.
 
     Attributes:
-        by_table: By id, the largest number of rows of the tables that had a bound.
+        by_table: By id, the largest number of rows of the tables that have a limit.
     """
 
     def __init__(self, shard: Shard) -> None:
@@ -81,13 +82,15 @@ class _RowBounds:
         self._set()
 
     def end(self) -> None:
-        """Lets tables decide themselves."""
+        """Lets tables decide for each change."""
         for entry in self._shard.tables.values():
-            entry.table.bound_rows(None)
+            if isinstance(entry.table, EmbeddingTable):
+                entry.table.limit_rows(None)
 
     def _set(self) -> None:
         for table_id, entry in self._shard.tables.items():
-            entry.table.bound_rows(self.by_table.get(table_id, UNBOUNDED))
+            if isinstance(entry.table, EmbeddingTable):
+                entry.table.limit_rows(self.by_table.get(table_id, UNLIMITED))
 
 
 class _Step(NamedTuple):
@@ -121,9 +124,9 @@ def replay(
     """
     num_records, num_bytes, has_changes, control = 0, 0, False, ControlState()
     loads = set[str]()
-    bounds = _RowBounds(shard)
+    max_rows = _MaxRows(shard)
     save: ReplayedSave | None = None
-    for number, record in enumerate(_with_effect(reader.records())):
+    for number, record in enumerate(records_with_effect(reader.records())):
         on_progress()
         num_records += 1
         num_bytes += record.head.end
@@ -148,7 +151,7 @@ def replay(
                 _carry_out(shard, record, control)
             elif number == 0 and begins_with_state:
                 control = _restore(shard, json.loads(record.body), record)
-            bounds.note(record)
+            max_rows.note(record)
         except (SnapshotError, PlanError, MemoryError):
             raise  # of a rows file, which its message names; or memory is short, and the log is right
         except (FleetSparseError, LookupError, TypeError, ValueError, AssertionError) as error:
@@ -156,15 +159,21 @@ def replay(
             raise corrupt(record.path, what, record.offset) from error
     if save is not None:
         save.end(is_kept=False)
-    bounds.end()
+    max_rows.end()
     return Replayed(
-        *(num_records, num_bytes, reader.generation, control, reader.newest_lsn, frozenset(loads)),
-        *(bounds.by_table, has_changes),
+        num_records=num_records,
+        num_bytes=num_bytes,
+        generation=reader.generation,
+        control=control,
+        newest_lsn=reader.newest_lsn,
+        loads=frozenset(loads),
+        max_rows=max_rows.by_table,
+        has_changes=has_changes,
     )
 
 
-def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
-    """Yields the records that no VOID follows."""
+def records_with_effect(records: Iterator[Record]) -> Iterator[Record]:
+    """Yields the records that no VOID follows, without the VOIDs."""
     before: Record | None = None
     for record in records:
         if before is not None and record.head.kind is not Kind.VOID:
@@ -200,9 +209,8 @@ def _carry_out(shard: Shard, record: Record, control: ControlState) -> None:
 def _load(shard: Shard, rows: LoadedRows, load_rows: Callable[[Shard, LoadedRows], None]) -> None:
     staging = shard.clone_empty()
     try:
-        with MEMORY_USE.ignored():
-            load_rows(staging, rows)
-            shard.swap_in(staging)
+        load_rows(staging, rows)
+        shard.swap_in(staging)
     finally:
         staging.close()
 

@@ -40,7 +40,7 @@ from ..engine.progress import Progress
 from ..engine.table_map import TableMap
 from ..refusal import Refusal
 from ..tables.mutations import Assignment, Change, CopyMutation, DayEnd, Mutation, Push, Replacement, Shrink
-from ..tables.row_limit import UNBOUNDED
+from ..tables.row_limit import UNLIMITED
 from ..tables.shrunk import ShrunkTable
 from .control_state import KIND_OF, ControlChange, ControlState, CutSave, DoneShrink, encoded_change
 from .loaded_rows import LoadedRows
@@ -74,7 +74,7 @@ class ShardLog:
         control: All changes of the control plane so far.
         is_finished: True if the job has ended in order, so that nothing continues from the log.
         has_loads: True if there is a LOAD behind the newest checkpoint: its rows file takes the room of one.
-        row_bounds: By id of a table, the largest number of its rows, where the log has one in force.
+        max_rows: By id of a table, the largest number of its rows, where the log says one.
         num_torn_bytes: Length of the torn end that was cut off when this process continued the log.
     """
 
@@ -95,7 +95,7 @@ class ShardLog:
         self.control = ControlState() if control is None else control
         self.is_finished = False
         self.has_loads = has_loads
-        self.row_bounds: dict[int, int] = {}
+        self.max_rows: dict[int, int] = {}
         self.num_torn_bytes = num_torn_bytes
         self._tables = tables
         self._failover_s = failover_s
@@ -108,7 +108,7 @@ class ShardLog:
         mutations: Sequence[Mutation | PlainPush],
         progress: Progress,
         left: Sequence[Watermark],
-        row_bounds: Mapping[int, int],
+        max_rows: Mapping[int, int],
     ) -> None:
         """Appends the record of a commit.
 
@@ -117,7 +117,7 @@ class ShardLog:
             mutations: As of `Shard.commit`.
             progress: As of `Shard.commit`.
             left: LEAVE pushes of the workers that left and wait for the others.
-            row_bounds: By id, the largest number of rows of the tables that the mutations may make larger.
+            max_rows: By id, the largest number of rows of the tables that the mutations may make larger.
 
         Raises:
             Refusal: The disk has no room. Nothing was appended that has an effect.
@@ -126,8 +126,7 @@ class ShardLog:
         lsn, step, num_marks, num_left = 0, progress.step, len(watermarks), len(left)
         try:
             first = mutations[0] if mutations else None
-            # The rows of a plain push fit.
-            self._bound_rows(dict.fromkeys(self.row_bounds, UNBOUNDED) if isinstance(first, PlainPush) else row_bounds)
+            self._limit_rows(max_rows)
             if isinstance(first, PlainPush):
                 frame = first.frame
                 content = frame.message[frame.num_parts + HEAD_WORDS :].data.cast("B")
@@ -159,17 +158,16 @@ class ShardLog:
         if (self.is_synced and not is_push) or isinstance(first, Assignment):
             self.writer.sync()
 
-    def _bound_rows(self, row_bounds: Mapping[int, int]) -> None:
-        """Appends the bounds that have changed."""
-        for table_id, max_rows in row_bounds.items():
-            if self.row_bounds.get(table_id, UNBOUNDED) == max_rows:
+    def _limit_rows(self, max_rows: Mapping[int, int]) -> None:
+        """Appends the limits that have changed."""
+        for table_id, most in max_rows.items():
+            if self.max_rows.get(table_id, UNLIMITED) == most:
                 continue
-            is_bounded = max_rows != UNBOUNDED
-            self._append_json(Kind.ROOM, {"table_id": table_id, "max_rows": max_rows if is_bounded else None})
-            if is_bounded:
-                self.row_bounds[table_id] = max_rows
+            self._append_json(Kind.ROOM, {"table_id": table_id, "max_rows": None if most == UNLIMITED else most})
+            if most == UNLIMITED:
+                del self.max_rows[table_id]
             else:
-                del self.row_bounds[table_id]
+                self.max_rows[table_id] = most
 
     def _shrink(self, first: Shrink, shrinks: Sequence[Shrink]) -> None:
         found = {self._tables[each.table_id].spec.name: each.found for each in shrinks}
@@ -280,7 +278,6 @@ class ShardLog:
             "base": None if base is None else f"{base:016x}",
         }
         body = json.dumps(state).encode()
-        self.row_bounds.clear()
         lsn = self.writer.append(
             Kind.STATE,
             num_marks=len(watermarks),
@@ -288,6 +285,7 @@ class ShardLog:
             body_bytes=len(body),
             parts=[pack_marks([*watermarks, *left]), *padded(body)],
         )
+        self.max_rows.clear()
         self._marks.append((lsn, watermarks))
         return first_lsn
 

@@ -33,7 +33,6 @@ from ..refusal import Refusal
 from .checks import check_finite, check_learning_rate, scaled_gradients
 from .mutations import Assignment, Average, Change, CopyMutation, Push, Replacement, RowAssignment
 from .row_asks import CacheTerms, RowAnswer
-from .row_limit import UNBOUNDED
 from .shrunk import TableRemoval
 from .table import OnChanged, Part, Post, TableContext
 
@@ -486,13 +485,6 @@ class DenseTable:
     def clip(self, push: Push, factors: NDArray[np.float32]) -> Push:
         """As `Table.clip`."""
         return push._replace(grads=clip.scaled([], [self._part_of(push)], factors)[1][0])
-
-    def room(self, num_ids: int) -> int:
-        """Returns `UNBOUNDED`: a dense array has no rows."""
-        return UNBOUNDED
-
-    def bound_rows(self, max_rows: int | None) -> None:
-        """Does nothing."""
 
     def changes(self, push: Push | CopyMutation, block: Block) -> NDArray[np.bool_]:
         """Returns all False: every reply has the dense values that its worker asks for."""

@@ -28,7 +28,7 @@ from .checks import check_finite, check_learning_rate, scaled_gradients
 from .embedding_cut import EmbeddingCut, JoinedCut
 from .mutations import Assignment, Average, Change, CopyMutation, Push, Replacement, RowAssignment
 from .row_asks import CacheTerms, RowAnswer, answer
-from .row_limit import MAX_UNCHECKED_IDS, UNBOUNDED, RowLimit
+from .row_limit import MAX_UNCHECKED_IDS, UNLIMITED, RowLimit
 from .shrunk import TableRemoval
 from .table import Part, TableContext, TableCut
 
@@ -261,16 +261,24 @@ class EmbeddingTable:
         self.optimizer_step = max(self.optimizer_step, push.step)
         return len(push.ids)
 
-    def room(self, num_ids: int) -> int:
-        """As `Table.room`."""
-        if self.store.num_rows + num_ids <= self.limit.unchecked_rows:
-            return UNBOUNDED
-        num_free = self._num_free()
-        return UNBOUNDED if num_ids <= num_free else self.store.num_rows + num_free
+    def max_rows_for(self, num_ids: int, before: int) -> int:
+        """Decides how many rows the table may have after a change.
 
-    def bound_rows(self, max_rows: int | None) -> None:
-        """As `Table.bound_rows`."""
-        self.limit.bound = max_rows
+        Args:
+            num_ids: Largest number of ids of the change.
+            before: What was decided for the change before. It stays so if that makes no difference.
+
+        Returns:
+            The largest number of rows; `UNLIMITED` if all ids may have one.
+        """
+        most, max_rows = self.store.num_rows + num_ids, UNLIMITED
+        if most > self.limit.unchecked_rows and num_ids > (num_free := self._num_free()):
+            max_rows = self.store.num_rows + num_free
+        return before if max_rows == UNLIMITED and most <= before else max_rows
+
+    def limit_rows(self, max_rows: int | None) -> None:
+        """Sets the largest number of rows; with None the table decides for each change."""
+        self.limit.decided = max_rows
 
     def apply_change(self, change: Change) -> int:
         """As `Table.apply_change`."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fleet_sparse import machine_memory
@@ -25,8 +24,8 @@ SHORT_S = 1.0
 FRESH_S = 0.1
 """Seconds for which the use of memory counts as known."""
 WARN_S = 60.0
-UNBOUNDED = 1 << 62
-"""Number of rows that no table has."""
+UNLIMITED = 1 << 62
+"""Stands for no limit."""
 INDEX_BYTES = 46
 """Memory of the index and of one bit for a row, at most."""
 
@@ -65,28 +64,15 @@ class MemoryUse:
         self.num_bytes = 0
         self._read_limit = read_limit
         self._clock = clock
-        self._is_ignored = False
         self._share = 0.0
         self._read_at: float | None = None
 
     def share(self) -> float:
         """Returns the share of memory in use."""
-        if self._is_ignored:
-            self.num_bytes = UNBOUNDED
-            return 0.0
         now = self._clock()
         if self._read_at is None or now - self._read_at > FRESH_S:
             self._share, self.num_bytes, self._read_at = self.read(), self._read_limit(), now
         return self._share
-
-    @contextmanager
-    def ignored(self) -> Iterator[None]:
-        """Counts memory as free until the block ends: the rows of a log are loaded all, or not at all."""
-        self._is_ignored = True
-        try:
-            yield
-        finally:
-            self._is_ignored, self._read_at = False, None
 
 
 MEMORY_USE = MemoryUse()
@@ -104,7 +90,7 @@ class RowLimit:
         clock: Returns monotonic time in seconds.
 
     Attributes:
-        bound: Largest number of rows, if that is decided elsewhere; None if this object decides.
+        decided: Largest number of rows, if that is decided already; None if this object decides for each change.
         unchecked_rows: Number of rows up to which `num_free` need not be asked.
         num_rejected: Number of ids of pushes that got no row so far; an id counts in every push.
     """
@@ -120,7 +106,7 @@ class RowLimit:
         bounds = [limits.max_rows] if limits.max_rows else []
         if limits.max_bytes:
             bounds.append(limits.max_bytes // (row_bytes + INDEX_BYTES))
-        self._max_rows = min(bounds, default=UNBOUNDED)
+        self._max_rows = min(bounds, default=UNLIMITED)
         self._row_bytes = row_bytes + INDEX_BYTES
         self._where = where
         self._memory = memory
@@ -128,7 +114,7 @@ class RowLimit:
         self._short_until = 0.0
         self._warned_at: float | None = None
         self._num_warned = 0
-        self.bound: int | None = None
+        self.decided: int | None = None
         self.unchecked_rows = 0
         self.num_rejected = 0
 
@@ -137,8 +123,8 @@ class RowLimit:
 
         Reads the use of memory, unless it was short a moment ago.
         """
-        if self.bound is not None:
-            return max(self.bound - num_rows, 0)
+        if self.decided is not None:
+            return max(self.decided - num_rows, 0)
         now = self._clock()
         if num_rows >= self._max_rows or now < self._short_until:
             self.unchecked_rows = num_rows

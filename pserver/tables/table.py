@@ -214,12 +214,6 @@ class Table(Protocol):
             ValueError: As `TableStore.judge`.
         """
 
-    def room(self, num_ids: int) -> int:
-        """Returns the largest number of rows that a change of so many ids may leave; `UNBOUNDED` if all of them fit."""
-
-    def bound_rows(self, max_rows: int | None) -> None:
-        """Sets the largest number of rows; with None the table decides it itself, again and again."""
-
     def removals(self, criteria: Sequence[Criterion], judged: NDArray[np.int16]) -> list[TableRemoval]:
         """Returns what each criterion removes according to `judge`; for a table without rows, nothing."""
 

@@ -99,6 +99,18 @@ def test_verify_finds_a_changed_byte_of_a_rows_file(directory: Path, is_loaded: 
     log("verify", directory, fails=1)
 
 
+def test_verify_reads_no_rows_of_a_load_that_is_void(directory: Path) -> None:
+    shard = logged_shard(directory)
+    log_of_shard = shard.log
+    assert log_of_shard is not None
+    load_into(shard, make_shard(SGD, ADAM))
+    log_of_shard.void()
+    close(shard)
+    close(logged_shard(directory))
+    assert not list(directory.glob("load-*"))
+    assert log("verify", directory).endswith("good\n")
+
+
 def test_verify_names_a_torn_end(directory: Path) -> None:
     change(directory, 5)
     (summary,) = json.loads(log("verify", directory, "--json"))["logs"]

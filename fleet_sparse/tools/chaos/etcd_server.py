@@ -17,7 +17,7 @@ _START_S, _POLL_S = 60.0, 0.05
 
 
 class EtcdServer:
-    """A server that runs.
+    """A running server of etcd, which can be killed and started again.
 
     Args:
         command: What starts it.
@@ -36,7 +36,7 @@ class EtcdServer:
 
     @property
     def pid(self) -> int:
-        """Number of its process."""
+        """Process id."""
         return self._process.pid
 
     def start(self) -> None:

@@ -103,8 +103,9 @@ class PserverTraining:
     ) -> None:
         """As `Training`.
 
-        With a row cache the push of this step asks for the rows of the next one; where other workers go on meanwhile,
-        for those alone that have no copy, and with a clip by norm for none.
+        With a row cache rows of the next step that no copy is made of are pulled now, if this one does not touch them.
+        The push of this step asks for the others; where other workers go on meanwhile, only for those that have no
+        copy. In sync training of several workers with a clip by norm nothing is asked for ahead.
         """
         step = self._next_step() if self._counts_steps else 0
         if self._caches is not None:

@@ -6,7 +6,7 @@ sync training, the early-pulled rows that other workers' contributions to the st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,15 @@ class SuccessiveBatch(NamedTuple):
     rows: RowBatch
     """All its rows; `rows.unique` is `ids.unique`."""
     ids: SuccessiveIds
+
+
+def fit_early(batches: Iterable[RowBatch], client: TableClient) -> bool:
+    """Returns whether all rows of batches can arrive with the answer to a push, if they have changed since."""
+    float_bytes = client.rows_dtype.in_frames.itemsize
+    num_bytes = 0
+    for rows in batches:
+        num_bytes += len(rows.unique.ids) * (_ID_BYTES + float_bytes * rows.spec.dim)
+    return num_bytes <= client.max_frame_bytes * _EARLY_SHARE
 
 
 class EarlyRows:
@@ -78,7 +87,7 @@ class EarlyRows:
         """
         self._deduplicator, self._behind = deduplicator, behind
         self._client, self._num_rejoins = client, client.num_rejoins
-        untouched = self.untouched(present) if not merges or self.fits(client) else {}
+        untouched = self.untouched(present) if not merges or fit_early(self.batches.values(), client) else {}
         early = []
         for name, rows in self.batches.items():
             if name in untouched:
@@ -96,14 +105,6 @@ class EarlyRows:
             for name, ids in self._ids.items()
             if ids.before is not None and ids.before is touched.get(name)  # the batch that the present step runs
         }
-
-    def fits(self, client: TableClient) -> bool:
-        """Returns whether early rows that change can arrive with the answer to a push."""
-        float_bytes = client.rows_dtype.in_frames.itemsize
-        num_bytes = 0
-        for rows in self.batches.values():
-            num_bytes += len(rows.unique.ids) * (_ID_BYTES + float_bytes * rows.spec.dim)
-        return num_bytes <= client.max_frame_bytes * _EARLY_SHARE
 
     def push(self, pushed: TableCall) -> None:
         """Takes note of the push of the present step, which pulls `late`."""

@@ -26,8 +26,8 @@ from .cache_sizes import capacities_of, is_cached, most_change_bytes, num_flushe
 from .cache_step import NOTHING_SENT, NOWHERE, Outgoing
 from .cached_table import CachedTable
 from .deduplicator import Deduplicator
-from .early_pull import EarlyPull, EarlyTable
-from .early_rows import EarlyRows
+from .early_rows import EarlyRows, fit_early
+from .pulled_early import EarlyTable, PulledEarly
 from .row_batch import RowBatch
 from .row_exchange import RowAsk, RowChange
 from .table_exchange import CacheStats, Lookup, TableExchange
@@ -77,20 +77,24 @@ class _Ahead(NamedTuple):
     coming: EarlyRows
     lookups: _Lookups
     call: TableCall
-    early: EarlyPull | None
+    pulled_early: PulledEarly | None
 
     def wait(self) -> Sequence[ExtraBlock]:
         """Waits for all of them; returns the other blocks of the answer to the push. Raises as `TableCall.wait`."""
-        extra = self.call.wait()
-        if self.early is not None:
-            self.early.call.wait()
+        try:
+            extra = self.call.wait()
+        except BaseException:
+            self.abandon()
+            raise
+        if self.pulled_early is not None:
+            self.pulled_early.call.wait()
         return extra
 
     def abandon(self) -> None:
         """Drops the rows."""
         self.call.abandon()
-        if self.early is not None:
-            self.early.call.abandon()
+        if self.pulled_early is not None:
+            self.pulled_early.call.abandon()
 
 
 class _Arrivals(NamedTuple):
@@ -140,9 +144,10 @@ class RowCaches:
         self._tables: dict[str, TableExchange] | None = None
         self._num_batches = 0
         self._coming: EarlyRows | None = None  # the next step, until the push of this one
-        self._early: EarlyPull | None = None  # its rows that are pulled before that push
+        self._pulled_early: PulledEarly | None = None  # its rows that are pulled before that push
         self._ahead: _Ahead | None = None
         self._prepared: Sequence[RowBatch] = ()  # gradients of a step, until it is committed
+        self._has_two_phases = False  # once a step was prepared: such steps ask for nothing ahead
         self._noted = 0, 0  # failed pushes and rejoins of the client that the caches know of
         self._num_changes = 0  # of copies or what they hold, apart from those of a pull: a plan before it is void
         self._epochs: dict[tuple[int, int], int] = {}  # clock epochs by table and shard, of the last answers
@@ -174,12 +179,13 @@ class RowCaches:
         with self._lock:
             self._num_batches += 1
             self._coming = coming
-            self._drop_early()
+            self._drop_pulled_early()
             num_changes = self._num_changes
             ahead = self._arrived(early)
             for _ in range(_MAX_ASKS):
                 if self._num_changes == num_changes and self._filled(batches, ahead, step):
-                    self._early = None if coming is None else self._started_early(coming, batches, step)
+                    if coming is not None and self._coming is coming:  # it was not abandoned during a wait
+                        self._pulled_early = self._started_early(coming, batches, step)
                     return True
                 if self._num_changes != num_changes:
                     return False
@@ -200,13 +206,13 @@ class RowCaches:
                 self._drop_ahead()
             if self._coming is early:
                 self._coming = None
-                self._drop_early()
+                self._drop_pulled_early()
 
     def drop_ahead(self) -> None:
         """Drops the rows that came ahead of the next step: others may make steps before it."""
         with self._lock:
             self._drop_ahead()
-            self._drop_early()
+            self._drop_pulled_early()
 
     def read(self, batches: Sequence[RowBatch], *, step: int = 0) -> None:
         """Fills batches for an evaluation: with the rows of the pservers, and this worker's held updates.
@@ -247,21 +253,19 @@ class RowCaches:
         """
         with self._trained(batches) as (pushes, changes, trained):
             coming, self._coming = self._coming, None
-            early, self._early = self._early, None
-            if early is not None and not early.is_behind(batches):
-                early.call.abandon()
-                early = None
+            if self._pulled_early is not None and not self._pulled_early.is_untouched_by(batches):
+                self._drop_pulled_early()
             if coming is None:
                 return self._client.start_update(pushes, dense, pulls, weight=weight, step=step, changes=changes)
             self._num_batches += 1
             next_step = step + 1 if step else self._num_batches
             sending = {table.spec.name: outgoing for table, outgoing in trained}
-            lookups = self._looked_up(coming.batches.values(), next_step, sending, early)
+            lookups = self._looked_up(coming.batches.values(), next_step, sending, self._pulled_early)
             plain, asks = lookups.plain, lookups.asks
             # Where steps are counted the answer says that this one is complete, and has early rows that it changed.
             late = plain if plain or asks or step else pulls
             call = self._client.start_update(pushes, dense, late, weight=weight, step=step, changes=changes, asks=asks)
-            self._ahead = _Ahead(coming, lookups, call, early)
+            self._ahead, self._pulled_early = _Ahead(coming, lookups, call, self._pulled_early), None
             return call
 
     def start_prepare(
@@ -269,8 +273,9 @@ class RowCaches:
     ) -> TableCall:
         """As `TableClient.start_prepare`, of a job in which no updates are held back. The copies stay as they are."""
         with self._lock:
+            self._has_two_phases = True
             self._drop_ahead()
-            self._drop_early()
+            self._drop_pulled_early()
             self._prepared = batches
             return self._client.start_prepare(batches, dense, weight=weight, step=step)
 
@@ -303,7 +308,7 @@ class RowCaches:
         with self._lock:
             self._num_changes += 1
             self._drop_ahead()
-            self._drop_early()
+            self._drop_pulled_early()
             self._note_failures()
             num_bytes = self._max_part_bytes
             for name, exchange in (self._tables or {}).items():
@@ -354,7 +359,7 @@ class RowCaches:
         with self._lock:
             self._num_changes += 1
             self._drop_ahead()
-            self._drop_early()
+            self._drop_pulled_early()
             self._epochs.clear()
             for exchange in (self._tables or {}).values():
                 exchange.forget()
@@ -458,16 +463,15 @@ class RowCaches:
             self._ahead.abandon()
             self._ahead = None
 
-    def _drop_early(self) -> None:
+    def _drop_pulled_early(self) -> None:
         """Drops rows that were pulled for a step whose other rows nobody will ask for."""
-        if self._early is not None:
-            self._early.call.abandon()
-            self._early = None
+        if self._pulled_early is not None:
+            self._pulled_early.call.abandon()
+            self._pulled_early = None
 
-    def _started_early(self, coming: EarlyRows, present: Sequence[RowBatch], step: int) -> EarlyPull | None:
+    def _started_early(self, coming: EarlyRows, present: Sequence[RowBatch], step: int) -> PulledEarly | None:
         """Starts to pull rows of the next step that the present one does not touch and that no copy is made of."""
-        is_merged = self._job.is_merged
-        if is_merged and not coming.fits(self._client):
+        if self._has_two_phases:
             return None
         tables = {}
         for name, ids in coming.untouched(present).items():
@@ -477,19 +481,19 @@ class RowCaches:
                 places = places[exchange.table.plain_ahead(unique.ids[places])]
             if len(places):
                 tables[name] = EarlyTable(ids, places, RowBatch.empty(spec, unique.at(places)))
-        if not tables:
+        rows, is_merged = [table.rows for table in tables.values()], self._job.is_merged
+        if not rows or (is_merged and not fit_early(rows, self._client)):
             return None
         # A worker that is alone need not even wait for its own push.
         of_pull = step if not step or self._job.num_workers == 1 else step + 1
-        rows = [table.rows for table in tables.values()]
-        return EarlyPull(tables, self._client.start_pull(rows, step=of_pull, early=is_merged, owns_memory=True))
+        return PulledEarly(tables, self._client.start_pull(rows, step=of_pull, early=is_merged, owns_memory=True))
 
     def _looked_up(
         self,
         batches: Iterable[RowBatch],
         step: int,
         sending: Mapping[str, Outgoing] | None = None,
-        early: EarlyPull | None = None,
+        pulled_early: PulledEarly | None = None,
     ) -> _Lookups:
         """Looks batches up.
 
@@ -497,11 +501,11 @@ class RowCaches:
             batches: The batches.
             step: Their step, as of `CachedTable.plan`.
             sending: What a push that was not sent yet has of each table.
-            early: Rows of them that were pulled early.
+            pulled_early: Rows of them that were pulled early.
         """
         lookups = _Lookups([], [], [])
         for batch in batches:
-            table = None if early is None else early.tables.get(batch.spec.name)
+            table = None if pulled_early is None else pulled_early.tables.get(batch.spec.name)
             if table is not None:
                 lookups.early.append((batch, table))
             exchange = self._exchange(batch.spec)

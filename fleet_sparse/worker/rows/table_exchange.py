@@ -108,16 +108,16 @@ class TableExchange:
         batch: RowBatch,
         step: int,
         sending: Outgoing | None = None,
-        early: NDArray[np.int64] = NOWHERE,
+        early_places: NDArray[np.int64] = NOWHERE,
     ) -> Lookup:
         """Plans a lookup. Arguments are those of `CachedTable.plan`, and the places of rows that were pulled early."""
         plan = self.table.plan(batch.unique.ids, step, sending)
-        places = np.setdiff1d(plan.plain, early, assume_unique=True) if len(early) else plan.plain
+        places = np.setdiff1d(plan.plain, early_places, assume_unique=True) if len(early_places) else plan.plain
         plain = batch
         if len(places) < len(plan.ids):
             plain = RowBatch.empty(batch.spec, batch.unique.at(places))
         ask = RowAsk(batch.spec, batch.unique.at(plan.asked), plan.versions) if len(plan.asked) else None
-        return Lookup(batch, plan, plain, ask, places, len(early))
+        return Lookup(batch, plan, plain, ask, places, len(early_places))
 
     def late(self, lookup: Lookup) -> Lookup | None:
         """Returns what is left to ask about a batch that was looked up ahead; None for nothing."""

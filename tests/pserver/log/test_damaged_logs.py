@@ -27,7 +27,7 @@ from fleet_sparse.pserver.log.lineage import LineageChange
 from fleet_sparse.pserver.log.log_format import Kind
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.tables.mutations import DayEnd, Push
-from fleet_sparse.pserver.tables.row_limit import UNBOUNDED
+from fleet_sparse.pserver.tables.row_limit import UNLIMITED
 from fleet_sparse.wire.frame_format import Action, Block, Op
 from support.logs import close, load_into, logged_shard, state_of
 from support.shards import ADAM, CLIENT, DENSE, SGD, FrameClient, assign, floats, ids_of, make_shard, push
@@ -39,7 +39,7 @@ class Small(NamedTuple):
 
     Attributes:
         directory: Where it lies.
-        states: State of the shard, and of the control plane, by the newest lsn at that time.
+        states: State of the shard and of the control plane, and limits of rows, by the newest lsn at that time.
         contents: The used parts of its segments, by name, in order.
     """
 
@@ -63,7 +63,8 @@ def written(directory: Path, segment_bytes: int) -> Small:
         assert shard.log is not None
         shard.log.writer.sync()  # the records behind say so: only the last one may be torn
         # What is staged is in no record.
-        states.setdefault(shard.log.writer.newest_lsn, (state_of(shard), shard.log.control.to_builtins()))
+        state = state_of(shard), shard.log.control.to_builtins(), dict(shard.log.max_rows)
+        states.setdefault(shard.log.writer.newest_lsn, state)
 
     note()
     workers = [Worker(shard, index) for index in range(2)]
@@ -105,7 +106,7 @@ def write_other_kinds(shard: Shard, note: Callable[[], None]) -> None:
     FrameClient(staging).push(push(SGD, ids_of(5, 6), floats([1.0, 2.0], [3.0, 4.0])))
     load_into(shard, staging)
     note()
-    for max_rows in (2, UNBOUNDED):
+    for max_rows in (2, UNLIMITED):
         changes = [Push(SGD.table_id, ids_of(5, 7), floats([1.0, 1.0], [1.0, 1.0]), 0.5, 2)]
         log.commit([], changes, NO_PROGRESS, [], {SGD.table_id: max_rows})
         log.void()
@@ -145,7 +146,7 @@ def newest_of(small: Small, directory: Path, name: str, content: bytes) -> int:
         assert replayed is not None
         newest_lsn = replayed.newest_lsn
         expected = small.states.get(newest_lsn)
-        assert expected is None or (state_of(shard), replayed.control.to_builtins()) == expected
+        assert expected is None or (state_of(shard), replayed.control.to_builtins(), replayed.max_rows) == expected
         return newest_lsn
     except LogCorrupt:
         return -1

@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from contextlib import suppress
 from functools import cache, partial
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 from fleet_sparse.core.criteria import UNSEEN_DAYS, Criterion
 from fleet_sparse.pserver.admin.log_recovery import close_log, write_checkpoint
 from fleet_sparse.pserver.engine.shard import Shard
+from fleet_sparse.pserver.tables.embedding import EmbeddingTable
 from fleet_sparse.pserver.tables.mutations import DayEnd
 from support.failpoints import AFTER, BEFORE, STORAGE_CALLS, TORN, Failpoint
 from support.logs import close, linked_save, load_into, logged_shard, recovered, state_of
@@ -29,6 +31,7 @@ from support.shards import ADAM, CLIENT, SGD, FrameClient, make_shard, push
 pytestmark = pytest.mark.filterwarnings("ignore:Exception in thread fleet_sparse log")
 NUM_CRASHES = 20  # at each call
 IDS = np.arange(4)
+GRADS = np.tile(np.float32([1.0, 0.0]), (len(IDS), 1))
 POINTS = [(call, when) for call in STORAGE_CALLS for when in (BEFORE, AFTER)] + [("pwritev", TORN)]
 
 
@@ -38,10 +41,13 @@ class Life:
     Attributes:
         num_acked: Pushes that were acked. Push k subtracts 1 from each row of a table, in SGD.
         num_durable: Those of them that replies may have called durable.
+        num_loads: By how many loads rows are lower than pushes made them: those that have ended, and those that began.
+        num_days: Number of days that have ended, and of ends that began; a load begins with day 0.
     """
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.num_acked = self.num_durable = 0
+        self.num_loads = self.num_days = (0, 0)
         self._directory = directory
         self._random = random.Random(seed)
         self._shards: list[Shard] = []
@@ -61,15 +67,21 @@ class Life:
             self._shards.remove(shard)
 
     def _change(self, client: FrameClient[Shard]) -> None:
-        """Loads what the tables have, or ends a day and removes no row, or changes nothing."""
+        """Loads rows that are lower by 1, or ends a day and removes no row, or changes nothing; durably."""
         shard, kind = client.shard, self._random.choice(["load", "shrink", ""])
         assert shard.log is not None
+        done, ended = self.num_loads[0], self.num_days[0]
         if kind == "load":
-            load_into(shard, loaded_shard(client.seq))
+            self.num_loads, self.num_days = (done, done + 1), (0, ended)
+            load_into(shard, loaded_shard(client.seq, done + 1))
             shard.log.writer.sync()
+            self.num_loads, self.num_days = (done + 1, done + 1), (0, 0)
         elif kind == "shrink":
+            self.num_days = ended, ended + 1
             shard.commit([], [DayEnd(SGD.table_id)])
             assert shard.shrink([Criterion(UNSEEN_DAYS, 1000)])[SGD.name].num_rows == len(IDS)
+            shard.log.writer.sync()
+            self.num_days = ended + 1, ended + 1
 
     def _begin_log(self, shard: Shard) -> None:
         """Makes the log begin with a checkpoint, which is linked from a save more often than not."""
@@ -95,12 +107,14 @@ class Life:
                 close(shard)
 
 
-def loaded_shard(num_pushes: int) -> Shard:
-    """Returns a shard that has got the first pushes of a life."""
+def loaded_shard(num_pushes: int, num_loads: int) -> Shard:
+    """Returns a shard that has got the first pushes of a life, and whose rows of SGD are lower by a number of loads."""
     shard = make_shard(SGD, ADAM)
     client = FrameClient(shard)
     for _ in range(num_pushes):
         push_once(client)
+    for _ in range(num_loads):
+        assert client.push(push(SGD, IDS, GRADS)).error is None
     return shard
 
 
@@ -113,19 +127,23 @@ def begun(directory: Path) -> Shard:
 
 
 def push_once(client: FrameClient[Shard]) -> None:
-    grads = np.tile(np.float32([1.0, 0.0]), (len(IDS), 1))
     block = push(ADAM, IDS, np.ones((len(IDS), 3), np.float32), optimizer_step=client.seq + 1)
-    assert client.push(push(SGD, IDS, grads), block).error is None
+    assert client.push(push(SGD, IDS, GRADS), block).error is None
 
 
-def check_continues(directory: Path, num_kept: int, num_acked: int) -> None:
+def check_continues(directory: Path, life: Life, num_kept: int) -> None:
     """Checks that a prefix of the pushes is applied, up to the one after those that were acked; then trains on."""
     shard = begun(directory)
     client = FrameClient(shard)
     client.seq = shard.ledger.applied(CLIENT)
-    assert num_kept <= client.seq <= num_acked + 1
+    assert num_kept <= client.seq <= life.num_acked + 1
+    table = shard.tables[SGD.table_id].table
+    assert isinstance(table, EmbeddingTable)
+    assert life.num_days[0] <= table.store.num_days <= life.num_days[1]
+    num_loads = round(0.5 - client.seq - client.rows(SGD, 0)[0][0])
+    assert num_loads in life.num_loads
     for _ in range(2):
-        assert client.rows(SGD, *IDS.tolist()) == [[0.5 - client.seq, 0.5]] * len(IDS)
+        assert client.rows(SGD, *IDS.tolist()) == [[0.5 - client.seq - num_loads, 0.5]] * len(IDS)
         assert shard.tables[ADAM.table_id].table.optimizer_step == client.seq
         push_once(client)
     write_checkpoint(shard)
@@ -164,10 +182,10 @@ def is_reached(directory: Path, failpoint: Failpoint, seed: int, *, loses_power:
         if loses_power:
             with disk.watched():
                 failpoint.run(life.run, lambda: disk.lose(left, random.Random(seed)))
-            check_continues(left / "log", life.num_durable, life.num_acked)
+            check_continues(left / "log", life, life.num_durable)
         else:
             failpoint.run(life.run, lambda: shutil.copytree(directory, left))
-            check_continues(left / "log", life.num_acked, life.num_acked)
+            check_continues(left / "log", life, life.num_acked)
     finally:
         life.free()
         disk.close()
@@ -182,9 +200,7 @@ def is_reached(directory: Path, failpoint: Failpoint, seed: int, *, loses_power:
 def test_crash_at_a_storage_call_loses_and_doubles_nothing(
     tmp_path: Path, call: str, when: str, num_crashes: int, *, loses_power: bool
 ) -> None:
-    seeds = [seed for seed in range(4 * num_crashes) if counted_calls(seed)[call]][:num_crashes]
-    assert len(seeds) == num_crashes
-    for seed in seeds:
+    for seed in islice((seed for seed in count() if counted_calls(seed)[call]), num_crashes):
         crash(tmp_path / str(seed), call, when, seed, loses_power=loses_power)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import errno
 import itertools
-import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +31,7 @@ from fleet_sparse.pserver.log.checkpoint import CHECKPOINT
 from fleet_sparse.pserver.log.log_format import Kind, record_ends
 from fleet_sparse.pserver.log.log_reader import LogReader
 from fleet_sparse.pserver.storage.table_store import TableStore
-from fleet_sparse.pserver.tables import row_limit
 from fleet_sparse.pserver.tables.mutations import DayEnd
-from fleet_sparse.pserver.tables.row_limit import RowLimits
 from fleet_sparse.settings import Settings
 from fleet_sparse.tools.chaos.power_cut import last_segment
 from fleet_sparse.wire import control_pb2 as messages
@@ -90,74 +86,6 @@ def test_async_pushes_of_rows_and_dense_values(tmp_path: Path) -> None:
     assert again.incarnation == shard.incarnation
     for each in (shard, again):
         close(each)
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The share of memory in use, the last one of the list; it is read at each look, and shortage lasts no time."""
-    shares = [0.5]
-    monkeypatch.setattr(row_limit, "FRESH_S", -1.0)
-    monkeypatch.setattr(row_limit, "SHORT_S", -1.0)
-    monkeypatch.setattr(row_limit, "MAX_UNCHECKED_IDS", 0)
-    monkeypatch.setattr(row_limit, "UNCHECKED_ROWS", 0)
-    monkeypatch.setattr(row_limit.MEMORY_USE, "read", lambda: shares[-1])
-    yield shares
-    with row_limit.MEMORY_USE.ignored():  # forgets what it read last
-        pass
-
-
-def rooms_of(shard: Shard) -> list[int | None]:
-    """Returns the bounds that a log has, in their order."""
-    records = LogReader(again_directory(shard)).records()
-    return [json.loads(record.body)["max_rows"] for record in records if record.head.kind is Kind.ROOM]
-
-
-def test_no_row_is_left_out_because_memory_is_short(tmp_path: Path, memory: list[float]) -> None:
-    shard = logged_shard(tmp_path / "log", SGD)
-    assert FrameClient(shard).push(push(SGD, ids_of(1, 2, 3), grads(3, 2))).error is None
-    memory.append(0.95)
-    check_equal(shard)
-
-
-@pytest.mark.guarantee("W1")
-def test_ids_that_were_rejected_for_memory_get_no_row(tmp_path: Path, memory: list[float]) -> None:
-    shard = logged_shard(tmp_path / "log", SGD, ADAM)
-    client = FrameClient(shard)
-    for share, ids in ((0.5, (1, 2)), (0.95, (2, 3)), (0.95, (4,)), (0.5, (3, 5)), (0.95, (6,))):
-        memory.append(share)
-        n = len(ids)
-        assert client.push(push(SGD, ids_of(*ids), grads(n, 2)), push(ADAM, ids_of(*ids), grads(n, 3))).error is None
-    assert [state.num_rows for state in shard.states()] == [4, 4]
-    for share in (0.5, 0.95):
-        memory.append(share)
-        check_equal(shard)
-    assert rooms_of(shard) == [2, 2, None, None, 4, 4]
-
-
-@pytest.mark.guarantee("W1")
-@pytest.mark.parametrize("limits", [RowLimits(3, 0), RowLimits(1, 0), RowLimits(0, 0)])
-def test_a_replay_has_the_rows_of_the_limit_of_then(tmp_path: Path, limits: RowLimits) -> None:
-    shard = logged_shard(tmp_path / "log", SGD, row_limits=RowLimits(3, 0))
-    client = FrameClient(shard)
-    for ids in ((1, 2), (2, 3, 4, 5), (6,)):
-        assert client.push(push(SGD, ids_of(*ids), grads(len(ids), 2))).error is None
-    assert shard.states()[0].num_rows == 3
-    check_equal(shard, row_limits=limits)
-
-
-def test_a_log_that_continues_says_once_what_bounds_rows(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"row_limits": RowLimits(2, 0)}
-    shard = logged_shard(tmp_path / "log", SGD, **options)
-    client = FrameClient(shard)
-    for id_ in range(5):
-        assert client.push(push(SGD, ids_of(id_), grads(1, 2))).error is None
-    close(shard)
-    again = logged_shard(tmp_path / "log", **options)
-    client = FrameClient(again)
-    for id_ in range(5, 8):
-        assert client.push(push(SGD, ids_of(id_), grads(1, 2))).error is None
-    assert rooms_of(again) == [2]
-    check_equal(again)
 
 
 def test_plain_frames_are_logged_as_they_lie_in_memory(tmp_path: Path) -> None:

@@ -322,6 +322,20 @@ def test_the_only_worker_asks_about_no_copy_in_any_step() -> None:
         job.update(0, begun, np.full((10, 1), -1, np.float32))
 
 
+def test_no_row_is_plain_ahead_while_the_updates_of_one_that_left_are_not_sent() -> None:
+    job = CachedJob(CacheJob(RowBound(lag=1000), 2, 0, admission=ESTIMATE), 2, 2, NUM_IDS)
+    table, grads = job.tables[0], -np.ones((2, 2), np.float32)
+    job.update(0, job.read(0, np.array([1, 2]), 1), grads)
+    assert table.plain_ahead(np.array([1, 5, 2, 6])).tolist() == [1, 3]
+    begun = job.read(0, np.array([3, 4]), 2)
+    for step in range(3, 20):  # until they enter
+        if len(begun.plan.entering):
+            break
+        begun = job.read(0, np.array([3, 4]), step)
+    table.apply(begun.plan, begun.arrived, grads, 1.0, 2)
+    assert table.plain_ahead(np.array([1, 5, 2, 6])).tolist() == []
+
+
 def test_a_forgotten_cache_is_empty() -> None:
     job = counting_job(CacheJob(RowBound(lag=50), 2, 0, admission=ALL), 10, 0)
     job.in_steps(20)

@@ -1,4 +1,4 @@
-"""EarlyPull: rows of the next step of a worker with row caches, pulled before the push of the present one."""
+"""PulledEarly: rows of the next step of a worker with row caches that are pulled before the push of the present one."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class EarlyTable(NamedTuple):
         batch.values[self.places] = values
 
 
-class EarlyPull(NamedTuple):
+class PulledEarly(NamedTuple):
     """The early rows of all tables, on their way."""
 
     tables: dict[str, EarlyTable]
     """By name; only those with early rows."""
     call: TableCall
 
-    def is_behind(self, pushed: Sequence[RowBatch]) -> bool:
-        """Returns whether a push changes none of the early rows: it has the ids from which they are told apart."""
+    def is_untouched_by(self, pushed: Sequence[RowBatch]) -> bool:
+        """Returns whether a push changes none of these rows: it has the ids from which they are told apart."""
         before: dict[str, UniqueIds | None] = {name: table.ids.before for name, table in self.tables.items()}
         return all(before.get(batch.spec.name, batch.unique) is batch.unique for batch in pushed)
