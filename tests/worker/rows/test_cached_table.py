@@ -322,7 +322,7 @@ def test_the_only_worker_asks_about_no_copy_in_any_step() -> None:
         job.update(0, begun, np.full((10, 1), -1, np.float32))
 
 
-def test_no_row_is_plain_ahead_while_the_updates_of_one_that_left_are_not_sent() -> None:
+def test_no_row_is_plain_ahead_while_one_that_left_is_not_sent() -> None:
     job = CachedJob(CacheJob(RowBound(lag=1000), 2, 0, admission=ESTIMATE), 2, 2, NUM_IDS)
     table, grads = job.tables[0], -np.ones((2, 2), np.float32)
     job.update(0, job.read(0, np.array([1, 2]), 1), grads)
