@@ -132,9 +132,9 @@ def job(tree: Path, model: str, options: argparse.Namespace) -> Iterator[Job]:
         "PADDLE_TRAINER_ID": "0",
         "POD_IP": HOST,
         "FLEET_SPARSE_CONNECT_S": "600",  # a fresh checkout compiles its kernels first
-        **NO_STANDBY,
+        **known_settings(tree, NO_STANDBY),
     }
-    if tree == ROOT and options.durability:  # an older side does not know the setting
+    if tree == ROOT and options.durability:
         shared["FLEET_SPARSE_DURABILITY"] = options.durability
     roles = [{"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(port)} for port in ports]
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
@@ -154,6 +154,16 @@ def job(tree: Path, model: str, options: argparse.Namespace) -> Iterator[Job]:
         if not Path(imported := trainer.told()).is_relative_to(tree):
             raise SystemExit(f"{imported}: is fleet_sparse of the worker, should be that of {tree}")
         yield Job(trainer, worker.pid, with_children([each.pid for each in pservers]))
+
+
+def known_settings(tree: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings that a checkout knows: an older one refuses others."""
+    source = (tree / "fleet_sparse" / "settings.py").read_text("utf-8")
+    return {
+        name: value
+        for name, value in settings.items()
+        if f"    {name.removeprefix('FLEET_SPARSE_').lower()}:" in source
+    }
 
 
 def free_ports(count: int) -> list[int]:
