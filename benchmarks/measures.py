@@ -97,8 +97,11 @@ def saved_bytes(case: str) -> Callable[[Run], Figure]:
 
 def saved_over_simulated(run: Run) -> Figure | None:
     """Returns the bytes that row caches save over the simulated ones, of the job where that is least."""
-    jobs = [case for case in run["rounds"][0] if case.startswith("measured, ")]
-    return min((by_round(lambda each, case=case: each[case]["ratio"])(run) for case in jobs), default=None)  # type: ignore[misc]
+
+    def ratio(job: str) -> Figure:
+        return by_round(lambda each: each[job]["ratio"])(run)
+
+    return min((ratio(case) for case in run["rounds"][0] if case.startswith("measured, ")), default=None)
 
 
 def of_bound(bound: str, measure: Callable[[Mapping[str, float]], float]) -> Callable[[Run], Figure | None]:
@@ -179,8 +182,11 @@ def shape_over_floor(of_round: Round, shape: str) -> float:
 
 def worst_shape(run: Run) -> Figure:
     """Returns the shape with the largest median over rounds of its step over its floor."""
-    shapes = [name for name in run["rounds"][0] if floor_name(name) in run["rounds"][0]]
-    return max(by_round(lambda each, shape=shape: shape_over_floor(each, shape))(run) for shape in shapes)  # type: ignore[misc]
+
+    def over_floor(shape: str) -> Figure:
+        return by_round(lambda each: shape_over_floor(each, shape))(run)
+
+    return max(over_floor(name) for name in run["rounds"][0] if floor_name(name) in run["rounds"][0])
 
 
 def two_workers(run: Run) -> dict[str, Figure]:
@@ -346,8 +352,11 @@ def served(run: Run, name: str, batches: Sequence[int], of_case: Callable[[Round
         of_case: Returns the value of a round, from the round and the case without the contender's name.
     """
     ends = tuple(f"batch {batch}: {name}" for batch in batches)
-    cases = [case.removesuffix(name) for case in run["rounds"][0] if case.endswith(ends)]
-    return max((by_round(lambda each, case=case: of_case(each, case))(run) for case in cases), default=None)  # type: ignore[misc]
+
+    def measured(case: str) -> Figure:
+        return by_round(lambda each: of_case(each, case))(run)
+
+    return max((measured(case.removesuffix(name)) for case in run["rounds"][0] if case.endswith(ends)), default=None)
 
 
 def served_ratio(name: str, base: str, batches: Sequence[int], key: str) -> Measure:

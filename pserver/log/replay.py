@@ -126,7 +126,7 @@ def replay(
     loads = set[str]()
     max_rows = _MaxRows(shard)
     save: ReplayedSave | None = None
-    for number, record in enumerate(records_with_effect(reader.records())):
+    for number, record in enumerate(_with_effect(reader.records())):
         on_progress()
         num_records += 1
         num_bytes += record.head.end
@@ -172,7 +172,7 @@ def replay(
     )
 
 
-def records_with_effect(records: Iterator[Record]) -> Iterator[Record]:
+def _with_effect(records: Iterator[Record]) -> Iterator[Record]:
     """Yields the records that no VOID follows, without the VOIDs."""
     before: Record | None = None
     for record in records:

@@ -143,7 +143,9 @@ def test_a_checkpoint_ends_limits(tmp_path: Path, adopts: bool) -> None:
     assert rooms_of(shard) == ([2, 2] if adopts else [2, 2, 2, 2])
 
 
-def test_a_state_that_is_not_in_the_log_ends_no_limit(tmp_path: Path, memory: list[float]) -> None:
+def test_a_state_that_is_not_in_the_log_ends_no_limit(
+    tmp_path: Path, memory: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = logged_shard(tmp_path / "log", SGD, ADAM)
     assert shard.log is not None
     client = FrameClient(shard)
@@ -157,7 +159,7 @@ def test_a_state_that_is_not_in_the_log_ends_no_limit(tmp_path: Path, memory: li
             raise LogFull("no room")
         return append(kind, *arguments, **options)
 
-    shard.log.writer.append = full  # type: ignore[method-assign]
+    monkeypatch.setattr(shard.log.writer, "append", full)
     with pytest.raises(LogFull):
         shard.begin_checkpoint()
     push_ids(client, 2)
