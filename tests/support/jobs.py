@@ -29,9 +29,11 @@ class Job(NamedTuple):
 def environment(**variables: str) -> dict[str, str]:
     """Returns the environment of a child: that of this process, with this checkout on the path, and `variables`.
 
-    Pservers have no standby, which takes a core for a second: a test in which they die gives them one.
+    Pservers have no standby, which takes a core for a second: a test in which they die gives them one. A `print` is one
+    write: an unbuffered one is a write for each of its parts, and log lines of other threads come between these.
     """
-    return child_environment(**{"OMP_NUM_THREADS": "1", "FLEET_SPARSE_STANDBY": "0", **variables})
+    defaults = {"OMP_NUM_THREADS": "1", "FLEET_SPARSE_STANDBY": "0", "PYTHONUNBUFFERED": ""}
+    return child_environment(**{**defaults, **variables})
 
 
 def fleetrun(
