@@ -211,22 +211,27 @@ class CachedTable:
         )
         return plan, self._nothing
 
-    def plan_of_parts(self, plan: Plan, ids: Ids) -> Plan:
-        """Returns a plan, for `apply`, of a batch that was looked up in parts.
+    def plan_of_parts(self, plan: Plan, arrived: Arrived, ids: Ids) -> tuple[Plan, Arrived]:
+        """Returns a plan, for `apply`, of a batch that was looked up in parts, and the rows that enter.
 
         Args:
-            plan: Of the part whose rows may enter.
+            plan: Of the part whose rows may enter, but for those that would take the slot of a row of another part.
+            arrived: As `take` returned it.
             ids: `(k,)`, distinct: of the whole batch.
         """
         slots = self._index.find(ids)
         is_plain = slots < 0
-        _, places, of_entering = np.intersect1d(ids, plan.ids[plan.entering], assume_unique=True, return_indices=True)
-        entering = np.empty(len(plan.entering), np.int64)
+        is_free = ~np.isin(plan.entries.slots, slots)
+        entries = Entries(*(column[is_free] for column in plan.entries))
+        states = arrived.states[is_free] if self._state_width else arrived.states
+        arrived = Arrived(arrived.rows[is_free], states, arrived.versions[is_free])
+        entering_ids = plan.ids[plan.entering[is_free]]
+        _, places, of_entering = np.intersect1d(ids, entering_ids, assume_unique=True, return_indices=True)
+        entering = np.empty(len(entering_ids), np.int64)
         entering[of_entering] = places
         is_plain[entering] = False
-        return plan._replace(
-            ids=ids, slots=slots, plain=np.flatnonzero(is_plain), asked=NOWHERE, versions=_NO_COUNTS, entering=entering
-        )
+        whole = plan._replace(ids=ids, slots=slots, plain=np.flatnonzero(is_plain), asked=NOWHERE, versions=_NO_COUNTS)
+        return whole._replace(entering=entering, entries=entries), arrived
 
     def drop(self, plan: Plan) -> None:
         """Takes note that no update of the batch of a plan will come."""
@@ -311,12 +316,19 @@ class CachedTable:
             self._enter(plan, arrived)
         if len(outside) and self._open:
             self._note_passed(plan.ids[outside])
-        self._train(slots, outside, grads, learning_rate, optimizer_step)
+        copies, of_copies = slots, grads
+        if len(outside):
+            places = np.flatnonzero(slots >= 0)
+            copies, of_copies = slots[places], np.take(grads, places, axis=0)
+        self._train(self._rows, self._states, copies, of_copies, learning_rate, optimizer_step)
         idle = self._holding(self._idle)
         held = self._states_held[idle]
         if self._may_hold:
             count_updates(slots, self._counts)
         as_gradients, due, single_updates = (outside, NOWHERE, NOWHERE) if self._holds_all else self._due(slots)
+        if self._left and self._is_single_worker:
+            of_left = self._train_left(plan.ids, outside, grads, learning_rate, optimizer_step)
+            as_gradients = np.setdiff1d(as_gradients, of_left, assume_unique=True)
         unused = idle[held == self._states_held[idle]]
         if len(unused):
             due = np.setdiff1d(due, unused)
@@ -497,19 +509,44 @@ class CachedTable:
             followed = np.full(len(slots), ROW_FOLLOWS, np.uint8)
             self._lease(slots, np.arange(len(slots)), followed, arrived.versions, plan.step)
 
+    def _train_left(
+        self, ids: Ids, outside: NDArray[np.int64], grads: Floats, learning_rate: float, optimizer_step: int
+    ) -> NDArray[np.int64]:
+        """Trains rows that left a job of one worker and were not sent: they will replace those of the pservers.
+
+        Returns:
+            The places of those among `outside`, which are the places of ids without a copy.
+        """
+        trained = NOWHERE
+        for changes in reversed(self._left):  # the newest one has all updates of an id
+            remaining = np.setdiff1d(outside, trained, assume_unique=True)
+            _, places, of_left = np.intersect1d(ids[remaining], changes.ids, return_indices=True)
+            places = remaining[places]
+            rows, states = changes.rows.reshape(-1), changes.states.reshape(-1)
+            self._train(rows, states, of_left, grads[places], learning_rate, optimizer_step)
+            trained = np.concatenate([trained, places])
+        return trained
+
     def _train(
         self,
+        rows: Floats,
+        states: Floats,
         slots: NDArray[np.int64],
-        outside: NDArray[np.int64],
         grads: Floats,
         learning_rate: float,
         optimizer_step: int,
     ) -> None:
-        """Updates copies with the table's clip, decay and rule, as a pserver does; `outside` has none."""
+        """Updates copies, or rows that left, with the table's clip, decay and rule, as a pserver does.
+
+        Args:
+            rows: `(n * dim,)`.
+            states: `(n * num_states * dim,)`.
+            slots: `(k,)`, their indices.
+            grads: `(k, dim)`.
+            learning_rate: As of `apply`.
+            optimizer_step: As of `apply`.
+        """
         assert self._rule.kernel is not None, "tables that are only read are not cached"
-        if len(outside):
-            places = np.flatnonzero(slots >= 0)
-            slots, grads = slots[places], np.take(grads, places, axis=0)
         if self._gradient_weight != 1.0:
             grads = grads * self._gradient_weight
         if self.spec.bounds != UNBOUNDED:
@@ -517,10 +554,10 @@ class CachedTable:
         flat = np.ascontiguousarray(grads).reshape(-1)
         if self._has_decay:
             plain, flat = flat, np.empty(flat.size, np.float32)
-            add_decay(self._rows, self._dim, slots, plain, self._dim, self._decay, flat)
+            add_decay(rows, self._dim, slots, plain, self._dim, self._decay, flat)
         scalars = self._rule.scalars(self._hyperparameters, learning_rate * self.update_weight, optimizer_step)
         self._rule.kernel(
-            *(self._rows, self._dim, self._states, self._state_width, 0, slots),
+            *(rows, self._dim, states, self._state_width, 0, slots),
             *(flat, self._dim, scalars),
         )
 

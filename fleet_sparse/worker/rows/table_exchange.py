@@ -171,7 +171,7 @@ class TableExchange:
         for part in parts:
             if part is not largest:
                 self.table.drop(part.plan)
-        return self.table.plan_of_parts(largest.plan, batch.unique.ids), largest.arrived
+        return self.table.plan_of_parts(largest.plan, largest.arrived, batch.unique.ids)
 
     def _parts_of(self, ids: NDArray[np.int64]) -> list[_Read]:
         """Removes and returns the reads of parts of a batch, as several calls of a layer look them up.

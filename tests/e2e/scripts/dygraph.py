@@ -1,4 +1,7 @@
-"""Trains a dygraph model; every worker takes its part of each batch. MODE: sync, async, lag, geo or all_reduce."""
+"""Trains a dygraph model; every worker takes its part of each batch. MODE: sync, async, lag, geo or all_reduce.
+
+With ROW_LAG rows are cached, fewer than the table has, and each field is looked up by a call of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,12 @@ WEIGHTS = np.random.RandomState(2).randn(FIELDS * DIM, 1).astype(np.float32) * 0
 
 fleet_sparse.install()
 mode = os.environ.get("MODE", "sync")
+row_lag = int(os.environ.get("ROW_LAG", "0")) or None
 strategy = fleet_sparse.PserverStrategy(
-    max_step_lag=2 if mode == "lag" else None, dense="all_reduce" if mode == "all_reduce" else "pservers"
+    max_step_lag=2 if mode == "lag" else None,
+    dense="all_reduce" if mode == "all_reduce" else "pservers",
+    max_row_lag=row_lag,
+    row_cache=fleet_sparse.RowCache(max_rows=30, admit="all") if row_lag else None,
 )
 strategy.a_sync = mode in ("async", "lag", "geo")
 if mode == "geo":
@@ -38,7 +45,11 @@ class Model(paddle.nn.Layer):
         self.linear = paddle.nn.Linear(FIELDS * DIM, 1, weight_attr=attr, bias_attr=constant("dense_b", 0.0))
 
     def forward(self, ids: paddle.Tensor) -> paddle.Tensor:
-        return self.linear(paddle.reshape(self.embedding(ids), [-1, FIELDS * DIM]))
+        if row_lag:
+            rows = paddle.concat([self.embedding(ids[:, field : field + 1]) for field in range(FIELDS)], axis=1)
+        else:
+            rows = self.embedding(ids)
+        return self.linear(paddle.reshape(rows, [-1, FIELDS * DIM]))
 
 
 model = Model()

@@ -78,7 +78,7 @@ def test_what_was_made_is_on_the_pservers_after_a_flush(
 
 
 @settings(max_examples=40)
-@given(BOUNDS, st.integers(2, 4), st.integers(1, 30), SEEDS)
+@given(BOUNDS, st.integers(1, 4), st.integers(1, 30), SEEDS)
 def test_a_push_that_is_not_accepted_keeps_what_is_held(
     bound: RowBound, num_workers: int, capacity: int, seed: int
 ) -> None:
@@ -93,11 +93,9 @@ def test_a_push_that_is_not_accepted_keeps_what_is_held(
                 continue
             ids = begun.plan.ids
             table.apply(begun.plan, begun.arrived, job.updates.grads(worker, len(begun.plan.ids)), 1.0, 1)
-            held = np.zeros((len(ids), num_workers), np.float32)
-            table.add_held(ids, held)
-            on_pserver = job.cached.rows[ids, worker]
-            # A row without a copy lost its gradient, with the push.
-            job.num_made[ids, worker] = (on_pserver + held[:, worker]).astype(np.int64)
+            rows = job.cached.rows[ids]
+            table.add_held(ids, rows)
+            job.num_made[ids, worker] = rows[:, worker].astype(np.int64)  # a row without a copy lost its gradient
     job.flush()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fleet_sparse.core.cache_policies import ALL, ESTIMATE
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
 from fleet_sparse.core.entries import SKETCH, Entry
 from fleet_sparse.core.initializer import constant, uniform
@@ -17,7 +18,7 @@ from fleet_sparse.core.kernels_cache import MAX_SLOTS
 from fleet_sparse.core.kernels_copies import lag_class
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import PushRefused
+from fleet_sparse.errors import PushRefused, ShardUnavailable
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.rows.cache_job import CacheJob
 from fleet_sparse.worker.rows.cache_sizes import bytes_per_row, capacities_of, is_cached
@@ -136,6 +137,55 @@ def test_rows_of_a_batch_that_was_looked_up_in_parts_enter() -> None:
             job.update(0, worker.batch(job.spec, EVERY_ID[:20]))
             np.testing.assert_array_equal(worker.evaluate(job.spec)[:, 0], job.num_made[:, 0])
         assert worker.caches.stats()[job.spec.name].rows == 20
+        job.meet()
+        np.testing.assert_array_equal(worker.evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.parametrize("admission", [ALL, ESTIMATE], ids=["all", "estimate"])
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.guarantee("H3")
+def test_parts_of_a_batch_lose_no_update_in_a_full_cache(num_workers: int, admission: Any) -> None:
+    """The slot that a row of one part would take may be that of a row of another part."""
+    rng = np.random.default_rng(0)
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, num_workers, 3, max_rows=6, admission=admission)
+        worker = job.workers[0]
+        for _ in range(60):
+            parts = [rng.choice(20, 4, replace=False).astype(np.int64) for _ in range(2)]
+            for ids in parts:
+                batch = worker.read(job.spec, ids)
+                np.testing.assert_array_equal(batch.values[:, 0], job.num_made[batch.unique.ids, 0])
+            job.update(0, worker.batch(job.spec, np.concatenate(parts)))
+        assert worker.caches is not None
+        counters = worker.caches.stats()[job.spec.name].counters
+        assert min(counters.hit, counters.entered, counters.left) > 20
+        job.meet()
+        np.testing.assert_array_equal(worker.evaluate(job.spec), job.num_made)
+
+
+def no_room(*_: Any, **__: Any) -> None:
+    raise ShardUnavailable("shard 0: no room for a push", shard=0, endpoint="")
+
+
+@pytest.mark.parametrize("is_embedded", [False, True])
+@pytest.mark.guarantee("H3")
+def test_a_row_that_left_with_a_lost_push_is_trained(is_embedded: bool) -> None:
+    """The only worker sends whole rows: its push has no gradient of a row that it also has as a whole."""
+    with cluster_of(1, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 1, 3, max_rows=2)
+        worker = job.workers[0]
+        assert worker.caches is not None
+        for _ in range(3):
+            job.update(0, worker.read(job.spec, np.array([1, 2])))
+        batch = worker.read(job.spec, np.array([5]))
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(ShardUnavailable):
+            patch.setattr(worker.client, "start_update", no_room)
+            job.update(0, batch)
+        job.num_made[5, 0] = 1  # its copy has what the step made
+        for _ in range(2):
+            batch = worker.read(job.spec, np.array([1, 2, 5]))  # one of the first two has left
+            np.testing.assert_array_equal(batch.values, job.num_made[batch.unique.ids])
+            job.update(0, batch)
         job.meet()
         np.testing.assert_array_equal(worker.evaluate(job.spec), job.num_made)
 
