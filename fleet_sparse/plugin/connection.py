@@ -122,7 +122,7 @@ class JobConnection:
                 self.control, embedded = start_embedded(settings, load_dirname)
             undo.callback(self.control.close)
             registrations = self.registrations = self._register()
-            self._copies_epoch = registrations[0].copies_epoch  # then at the newest barrier
+            self._copies_epoch = registrations[0].copies_epoch  # then of the newest meeting of all workers
             placement = Placement.even(len(registrations), registrations[0].placement_version)
             warm_up()  # here, not in the first step
             self.client: TableClient
@@ -169,7 +169,8 @@ class JobConnection:
             )
         if self._mode is not None and self._mode.is_step_synchronized:
             # A step waits for a worker that is slow, and would wait for one that never registers.
-            self._copies_epoch = self.control.barrier("init_worker", once=True).copies_epoch
+            self.control.barrier("init_worker", once=True)
+            self._copies_epoch = self.control.copies_epoch
         if self.role.pserver_endpoints and (self._mode is None or self._mode.can_replace_workers):
             self._reporters.append(
                 ProgressReporter(
@@ -223,10 +224,15 @@ class JobConnection:
         """
         passed = self.control.barrier(name, once=once, alone=alone, num_trained=self.training.num_trained)
         self.training.note_trained(passed.num_trained)
-        if self._caches is not None and passed.copies_epoch != self._copies_epoch:
-            self._caches.clear()
-        self._copies_epoch = passed.copies_epoch
+        self._drop_replaced_copies()
         return passed
+
+    def _drop_replaced_copies(self) -> None:
+        """Drops copies if rows were loaded or removed since all workers met before; called when they have met."""
+        epoch = self.control.copies_epoch
+        if self._caches is not None and epoch != self._copies_epoch:
+            self._caches.clear()
+        self._copies_epoch = epoch
 
     def leave_steps(self) -> None:
         """Returns when the pservers have this worker's pushes; the others' steps then run without this worker."""
@@ -266,6 +272,7 @@ class JobConnection:
         """Returns the contributions of all workers, by index; meanwhile the others' steps run without this worker."""
         self.leave_steps_together()
         contributions = self.control.gather("gather", contribution)
+        self._drop_replaced_copies()
         self._has_left = False
         return contributions
 
@@ -275,6 +282,7 @@ class JobConnection:
         Called after `leave_steps_together`, once for a series of exchanges.
         """
         received = self.control.exchange(name, parts)
+        self._drop_replaced_copies()
         self._has_left = False
         return received
 

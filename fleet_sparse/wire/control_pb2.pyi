@@ -524,12 +524,14 @@ class ExchangeRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., worker_index: _Optional[int] = ..., sequence: _Optional[int] = ..., client_id: _Optional[bytes] = ..., parts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
-    __slots__ = ("parts", "opening")
+    __slots__ = ("parts", "opening", "copies_epoch")
     PARTS_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    COPIES_EPOCH_FIELD_NUMBER: _ClassVar[int]
     parts: _containers.RepeatedScalarFieldContainer[bytes]
     opening: int
-    def __init__(self, parts: _Optional[_Iterable[bytes]] = ..., opening: _Optional[int] = ...) -> None: ...
+    copies_epoch: int
+    def __init__(self, parts: _Optional[_Iterable[bytes]] = ..., opening: _Optional[int] = ..., copies_epoch: _Optional[int] = ...) -> None: ...
 
 class Version(_message.Message):
     __slots__ = ("number", "checksum")

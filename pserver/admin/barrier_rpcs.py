@@ -117,7 +117,8 @@ class BarrierService:
                 f"exchange {name!r}: worker {worker_index} asks for round {sequence}, whose parts are dropped",
                 code=ErrorCode.MALFORMED,
             )
-        return messages.ExchangeReply(parts=parts, opening=self._membership.opening(name, worker_index))
+        opening = self._membership.opening(name, worker_index)
+        return messages.ExchangeReply(parts=parts, opening=opening, copies_epoch=self.copies_epoch)
 
     def wake_all(self) -> None:
         """Wakes the workers that wait at any barrier, for what they wait for has changed."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fleet_sparse.core.criteria import Criterion
 from fleet_sparse.core.dense_spec import DenseSpec, Segment
 from fleet_sparse.core.mode import ALL_REDUCE, SYNC, Mode
 from fleet_sparse.errors import FleetSparseError
@@ -122,6 +123,29 @@ def test_global_shuffle_drains_once(
     monkeypatch.setattr(memory_calls, "active", lambda: session)
     memory_calls.global_shuffle(None, SimpleNamespace(worker_num=lambda: 2))
     assert leaves == [False]
+
+
+@pytest.mark.guarantee("H11")
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda connection: connection.pass_barrier("mine"),
+        lambda connection: connection.gather(b"mine"),
+        lambda connection: connection.exchange("mine", [b"part"]),
+    ],
+    ids=["barrier", "gather", "exchange"],
+)
+def test_workers_that_met_drop_copies_of_removed_rows_once(
+    connection: JobConnection, monkeypatch: pytest.MonkeyPatch, meet: Any
+) -> None:
+    cleared: list[bool] = []
+    monkeypatch.setattr(connection, "_caches", SimpleNamespace(clear=lambda: cleared.append(True)))
+    meet(connection)
+    assert not cleared
+    connection.control.snapshots.shrink([Criterion("min_norm", 0.5)])
+    for _ in range(2):
+        meet(connection)
+    assert cleared == [True]
 
 
 def test_worker_interrupted_at_a_barrier_leaves_steps_once(

@@ -43,9 +43,6 @@ class Passed(NamedTuple):
     """Number of snapshots that were loaded into the running job since this worker registered first."""
     others_wait: bool
     """True if the barrier opened without workers that wait at another one."""
-    copies_epoch: int = 0
-    """Another number than at the barrier before if rows were loaded or removed since, so that copies of rows have no
-    meaning any more."""
     num_trained: int = 0
     """Largest number of trained steps that a worker gave, of all that waited at a barrier."""
 
@@ -97,6 +94,7 @@ class ControlClient:
         self._open_barriers: set[str] = set()  # that it has passed and that stay open
         self._num_loads = 0  # since the first registration, as far as it knows
         self._openings: dict[str, int] = {}  # by barrier, the newest that it has passed
+        self._copies_epoch = 0
 
     def __enter__(self) -> ControlClient:
         return self
@@ -286,7 +284,7 @@ class ControlClient:
             self._num_loads = reply.num_loads
             if once:
                 self._open_barriers.add(name)
-        return Passed(reply.num_loads, reply.others_wait, reply.copies_epoch, reply.num_trained)
+        return Passed(reply.num_loads, reply.others_wait, reply.num_trained)
 
     def _note_load(self) -> None:
         """This worker loads: should shard 0 die before the next barrier, the others hear of it by the next process."""
@@ -307,6 +305,15 @@ class ControlClient:
         )
         request = messages.ReportProgressRequest(position=position, client_id=self.identity.client_id)
         self._rpc.call(0, "ReportProgress", request, self._settings.deadline_s)
+
+    @property
+    def copies_epoch(self) -> int:
+        """Another number than behind the barrier or exchange before, if rows were loaded or removed since.
+
+        Copies of rows have no meaning then. 0 before the first barrier.
+        """
+        with self._lock:
+            return self._copies_epoch
 
     def gather(self, name: str, contribution: bytes) -> list[bytes]:
         """Returns the contributions of all workers, by their index, when every worker has called it like `barrier`.
@@ -331,12 +338,13 @@ class ControlClient:
         reply: messages.BarrierReply = self._rpc.call(
             0, "Barrier", request, self._settings.barrier_s, what=f"barrier {name!r}"
         )
-        self._note_opening(name, reply.opening)
+        self._note_passed(name, reply)
         return reply
 
-    def _note_opening(self, name: str, opening: int) -> None:
+    def _note_passed(self, name: str, reply: messages.BarrierReply | messages.ExchangeReply) -> None:
         with self._lock:
-            self._openings[name] = opening
+            self._openings[name] = reply.opening
+            self._copies_epoch = reply.copies_epoch
 
     def exchange(self, name: str, parts: Sequence[bytes]) -> list[bytes]:
         """Sends a part to each worker through shard 0, and returns the parts of all workers for this one, by index.
@@ -362,7 +370,7 @@ class ControlClient:
                 parts=parts,
             )
         reply = self._rpc.call(0, "Exchange", request, self._settings.barrier_s, what=f"exchange {name!r}")
-        self._note_opening(name, reply.opening)
+        self._note_passed(name, reply)
         return list(reply.parts)
 
     def stats(self) -> list[messages.StatsReply]:

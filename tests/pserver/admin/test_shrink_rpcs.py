@@ -69,6 +69,17 @@ async def test_a_shrink_begins_an_epoch_of_copies(held: HeldControl) -> None:
     assert epochs == [INCARNATION, INCARNATION, INCARNATION + 1]
 
 
+@in_loop
+async def test_a_worker_at_an_exchange_hears_of_another_epoch(held: HeldControl) -> None:
+    await held.start(registration(SGD))
+    await held.start(request("a"))
+    at = barrier(0)
+    reply = await held.start(
+        messages.ExchangeRequest(name="b", sequence=1, worker_index=0, client_id=at.client_id, parts=[b"part"])
+    )
+    assert reply.copies_epoch == INCARNATION + 1
+
+
 # The log
 
 
