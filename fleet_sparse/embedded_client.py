@@ -410,11 +410,6 @@ class EmbeddedClient(TableClient):
             self._failures.append(request.error)
 
     @property
-    def has_failure(self) -> bool:
-        """As `TableClient`."""
-        return bool(self._failures)
-
-    @property
     def _has_ended(self) -> bool:
         return self._is_closed or self._failure is not None
 

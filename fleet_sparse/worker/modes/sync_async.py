@@ -275,7 +275,7 @@ class PserverTraining:
 
     def end_pass(self) -> None:
         """As `Training`."""
-        if not self._is_merged and self._caches is not None and self._caches.prepare_flush():
+        if not self._is_merged and self._caches is not None and self._caches.num_held:
             with self._stepping:
                 self._flush_caches(self._caches)
 
@@ -417,7 +417,7 @@ class PserverTraining:
             yield QuiescePoint(passed, holds_back=False)
             return
         with self._stepping:
-            if self._caches is not None and not self._is_merged and self._caches.prepare_flush():
+            if self._caches is not None and not self._is_merged and self._caches.num_held:
                 self._flush_caches(self._caches)
             self._client.reach(timeout_s)
             yield QuiescePoint(self._last_steps()[-1:], holds_back=True)

@@ -206,11 +206,6 @@ class Client(TableClient):
         self._io.observe_incarnation(shard, incarnation)
 
     @property
-    def has_failure(self) -> bool:
-        """As `TableClient`."""
-        return bool(self._io.failures)
-
-    @property
     def num_rejoins(self) -> int:
         """As `TableClient`."""
         return self._io.num_rejoins

@@ -117,11 +117,6 @@ class TableClient(ABC):
         return self._traffic.num_failed_pushes
 
     @property
-    @abstractmethod
-    def has_failure(self) -> bool:
-        """True if the error of a push that failed was not raised yet: the next call raises it."""
-
-    @property
     def num_rejoins(self) -> int:
         """Number of times that it continued with a shard that was started again."""
         return 0
@@ -254,6 +249,14 @@ class TableClient(ABC):
         for ask in asks:
             requests.add_ask(ask)
         return self._start(requests, wants_answers)
+
+    def start_changes(self, changes: Sequence[RowChange], *, step: int = 0) -> TableCall:
+        """Pushes changes of rows alone, as `start_update`. Errors of earlier pushes are left for the next call."""
+        self._check_open()
+        requests = self._requests(Op.PUSH, step=step, to_all=step > 0)
+        for change in changes:
+            requests.add_change(change)
+        return self._start(requests, wants_answers=False)
 
     def start_prepare(
         self, batches: Sequence[RowBatch], dense: Sequence[DenseUpdate], *, weight: float, step: int

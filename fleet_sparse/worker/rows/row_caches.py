@@ -297,7 +297,7 @@ class RowCaches:
             return self._client.start_commit(factors, dense, pulls, step=step)
 
     def start_flush(self, num_updates: Mapping[str, int], *, step: int = 0, in_parts: bool = False) -> TableCall:
-        """Sends all updates that the caches hold. Raises as `TableClient.start_update`; they are held then.
+        """Sends all updates that the caches hold. Raises as `TableClient.start_changes`; they are held then.
 
         Args:
             num_updates: By table, number of updates of this worker: the rule's t.
@@ -317,7 +317,7 @@ class RowCaches:
                 changes += exchange.changes(outgoing, num_updates.get(name, 0))
                 num_bytes -= most_change_bytes(spec) * sum(len(each.ids) for each in outgoing.changes)
                 sent.append((table, outgoing))
-            call = self._client.start_update([], [], step=step, changes=changes)
+            call = self._client.start_changes(changes, step=step)
             for table, outgoing in sent:
                 table.sent(outgoing)
         return call
@@ -342,17 +342,6 @@ class RowCaches:
         """Number of rows with updates that the pservers do not have."""
         with self._lock:
             return sum(exchange.table.num_held for exchange in (self._tables or {}).values())
-
-    def prepare_flush(self) -> bool:
-        """Returns whether updates are held, and no push failed whose error a step has to raise first.
-
-        If updates are held, it first drops rows on their way for the next step; the client keeps an error of the push
-        that they came with.
-        """
-        if not self.num_held:
-            return False
-        self.drop_ahead()
-        return not self._client.has_failure
 
     def clear(self) -> None:
         """Forgets all copies and what they hold: the tables on the pservers were replaced."""
