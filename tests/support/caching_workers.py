@@ -132,8 +132,7 @@ class CountingJob(counting_jobs.CountingJob[RowBatch]):
     def read(self, worker: int, coming: dict[str, list[int]] | None = None) -> RowBatch:
         """Reads a batch and checks its rows. With look-ahead, `coming` is the next one.
 
-        With look-ahead, where it pulls early what others may change, the copies are checked: all rows that the worker
-        updated before, if none leaves its cache.
+        With look-ahead, where it pulls early what others may change, only the rows that it has copies of are checked.
         """
         if not self.looks_ahead:
             batch = self.workers[worker].read(self.spec, self.updates.batch())
@@ -144,13 +143,18 @@ class CountingJob(counting_jobs.CountingJob[RowBatch]):
         announced = self.lookups[worker].announce(next_ids, ids)
         self.coming[worker] = next_ids, announced
         batch = self.lookups[worker].of(ids, early)[self.spec.name].rows
-        self.workers[worker].training.prefetch([batch], early, announced)
         found = batch.unique.ids
+        checked = slice(None) if self.is_merged else self._have_copies(worker, found)
+        self.workers[worker].training.prefetch([batch], early, announced)
         self.updates.check_own(worker, found, batch.values)
-        is_copy = self.num_made[found, worker] > 0
-        checked = slice(None) if self.is_merged else is_copy
         self.updates.check_others(found[checked], batch.values[checked])
         return batch
+
+    def _have_copies(self, worker: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        caches = self.workers[worker].caches
+        if caches is None or caches._tables is None:
+            return np.zeros(len(ids), bool)
+        return caches._tables[self.spec.name].table._index.find(ids) >= 0
 
     def update(self, worker: int, batch: RowBatch) -> None:
         self.workers[worker].update(batch, self.updates.grads(worker, len(batch.unique.ids)))

@@ -208,11 +208,12 @@ def test_workers_of_an_async_job_run_at_their_own_speed() -> None:
 
 
 @pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("looks_ahead", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_lost_and_repeated_frames_lose_and_double_no_update(kind: str) -> None:
+def test_lost_and_repeated_frames_lose_and_double_no_update(kind: str, looks_ahead: bool) -> None:
     """A request whose reply is lost is sent again."""
     with cluster_of(2) as cluster:
-        job = CountingJob(cluster, kind, LOOSE, 2, 7, max_rows=12)
+        job = CountingJob(cluster, kind, LOOSE, 2, 7, looks_ahead=looks_ahead, max_rows=12)
         losses = np.random.default_rng(1)
         for worker in job.workers:
             worker.channel.loses_request = lambda shard: bool(losses.random() < 0.05)
@@ -260,13 +261,9 @@ def test_a_copy_looked_up_ahead_lacks_at_most_the_bound(  # what jobs differ in
     max_held: int | None,
     seed: int,
 ) -> None:
-    """In async mode and with a step lag workers run at their own speed.
-
-    There no row leaves its cache: others may change a row that has no copy while it is on its way.
-    """
+    """In async mode and with a step lag workers run at their own speed."""
     with cluster_of(num_shards) as cluster:
-        options: dict[str, Any] = {"max_held": max_held, "admission": admission}
-        options["max_rows"] = max_rows if kind.startswith("sync") else NUM_IDS
+        options: dict[str, Any] = {"max_held": max_held, "admission": admission, "max_rows": max_rows}
         job = CountingJob(cluster, kind, bound, num_workers, seed, looks_ahead=True, **options)
         for _ in range(2):
             if job.is_merged:

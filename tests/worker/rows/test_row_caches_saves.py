@@ -18,7 +18,7 @@ from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.worker.rows.row_caches import RowCaches
-from support.caching_workers import KINDS, LOOSE, CountingJob, Worker, cluster_of
+from support.caching_workers import KINDS, LOOSE, CountingJob, Worker, cluster_of, mode_of
 from support.counted_updates import EVERY_ID, NUM_IDS
 from support.cow_views import all_rows
 from support.in_process import InProcessCluster
@@ -228,6 +228,42 @@ def test_a_dead_worker_loses_only_what_it_held() -> None:
         found = survivor.evaluate(job.spec)
         np.testing.assert_array_equal(found[:, 0], job.num_made[:, 0])
         np.testing.assert_array_equal(found[:, 1], job.num_made[:, 1] - held)
+
+
+@pytest.mark.guarantee("H9")
+def test_another_process_takes_the_place_of_a_dead_worker() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3, max_rows=12)
+        for _ in range(25):
+            job.step()
+        job.workers[1].client.abandon()
+        job.workers[1] = Worker(cluster, 1, 2, [job.spec], mode_of("async", LOOSE), max_rows=12)
+        job.num_made[:, 1] = job.workers[1].evaluate(job.spec)[:, 1]  # without what the dead one held
+        for _ in range(25):
+            job.step()
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H1")
+def test_a_copy_is_within_the_bound_behind_a_restart() -> None:
+    """A pserver that was started again has no clocks: a new one soon is as large as the version of an old copy."""
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", RowBound(lag=30, share=None), 2, 3, max_held=0)
+        ids = np.array([1])
+
+        def train(index: int, num_updates: int) -> None:
+            for _ in range(num_updates):
+                job.update(index, job.workers[index].read(job.spec, ids))
+
+        train(0, 12)
+        train(1, 20)
+        cluster.run(0, store_of(cluster.shards[0], job.spec).drop_clocks)
+        for worker in job.workers:
+            worker.client._io.num_rejoins += 1
+        train(1, 13)
+        batch = job.workers[0].read(job.spec, ids)
+        job.updates.check(0, ids, batch.values)
 
 
 @pytest.mark.guarantee("H11")
