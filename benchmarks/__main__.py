@@ -58,11 +58,11 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "het_traffic": ((),),
     "het_auc": (
         *(
-            ("--model", model, "--optimizer", optimizer, "--workers", "8", "--examples", "600000")
+            ("--model", model, "--optimizer", optimizer, "--workers", "8", "--seeds", "3")
             for model in ("wide_deep", "deepfm", "dcn")
             for optimizer in ("adagrad", "adam")
         ),
-        ("--workers", "4", "--examples", "600000"),
+        ("--workers", "4", "--seeds", "3"),
     ),
     "het_link": (
         (),

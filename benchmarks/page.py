@@ -171,6 +171,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("frames over simulated", 3, "ratio"),
     ),
     "het_auc": (
+        Column("M examples", 1, lambda at: at.run["options"]["examples"] / MEGA),
         key("AUC", 4, "auc"),
         key("less that without a cache", 4, "loss_of_auc", -1),
         key("rows saved, %", 1, "rows_saved", 0.01),

@@ -12,16 +12,18 @@ from benchmarks.het.job import MARK
 
 RATES = {"adagrad": 0.03, "adam": 0.001, "sgd": 0.3}
 """Learning rates, by optimizer."""
-NO_CACHE, DRIFT, LAG, PAPER = "no cache", "drift 2 x rate", "lag 100, share 1/4", "lag 100, no share"
+NO_CACHE, AGAIN = "no cache", "no cache again"
+DRIFT, LAG, PAPER = "drift 2 x rate", "lag 100, share 1/4", "lag 100, no share"
 
-BOUNDS = {"drift": DRIFT, "lag": LAG, "paper": PAPER}
-"""Bounds, as options of the command line have them."""
+BOUNDS = {"again": AGAIN, "drift": DRIFT, "lag": LAG, "paper": PAPER}
+"""Bounds, as options of the command line have them; `again` is none, and shows how much two runs differ."""
 
 
 def bound_options(bound: str, optimizer: str) -> Sequence[str]:
     """Returns the options of `models/train.py` for a bound."""
     return {
         NO_CACHE: (),
+        AGAIN: (),
         DRIFT: ("--max-row-drift", f"{2 * RATES[optimizer]:g}"),
         LAG: ("--max-row-lag", "100"),
         PAPER: ("--max-row-lag", "100", "--max-row-lag-share", "none"),
