@@ -333,6 +333,8 @@ class EmbeddedClient(TableClient):
 
     def _execute_all(self, requests: Sequence[LocalRequest], wants_answers: bool) -> LocalCall:
         if requests and requests[0].is_push:
+            if self._failure is not None:
+                raise self._claimed(self._failure)
             with DeferredInterrupt(), self._pushing:  # Ctrl-C must not divide a commit
                 for request in requests:
                     request.wants_answers = wants_answers

@@ -157,7 +157,7 @@ class CacheIndex:
 
         Args:
             ids: `(n,)`, one for each entry.
-            entries: What `choose` returned in this batch, all of it.
+            entries: What `choose` returned in this batch; entries may be left out whose slot is in use.
             step: End of their leases.
         """
         replace_slots(

@@ -122,7 +122,7 @@ class JobConnection:
                 self.control, embedded = start_embedded(settings, load_dirname)
             undo.callback(self.control.close)
             registrations = self.registrations = self._register()
-            self._copies_epoch = registrations[0].copies_epoch  # then of the newest meeting of all workers
+            self._copies_epoch = registrations[0].copies_epoch  # then of the newest barrier or exchange
             placement = Placement.even(len(registrations), registrations[0].placement_version)
             warm_up()  # here, not in the first step
             self.client: TableClient

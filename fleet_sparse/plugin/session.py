@@ -292,7 +292,7 @@ class Session:
         """Ends a pass over the data: sends what the row caches of this worker hold, unless that takes steps of all.
 
         Raises:
-            FleetSparseError: An earlier push failed.
+            FleetSparseError: A pserver was given up. The next step raises the error of a push that a pserver refused.
         """
         if self._connection is not None:
             self._connection.training.end_pass()

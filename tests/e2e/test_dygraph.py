@@ -57,10 +57,11 @@ def test_script_alone_trains_as_plain_paddle(tmp_path, expected):
 
 
 @pytest.mark.guarantee("H4")
-def test_a_full_row_cache_trains_a_layer_called_often(tmp_path, expected):
-    """Losses differ in the last bits: rows of a full cache are trained here or on the pserver."""
-    output = output_of("dygraph.py", tmp_path, ROW_LAG="30")
-    np.testing.assert_allclose(numbers("loss", output), expected, rtol=0, atol=1e-6)
+def test_a_full_row_cache_trains_a_layer_called_often_as_none(tmp_path, expected):
+    without, output = (output_of("dygraph.py", tmp_path, CALLS="each field", ROW_LAG=lag) for lag in ("0", "30"))
+    np.testing.assert_allclose(numbers("loss", without), expected, rtol=0, atol=1e-6)
+    assert numbers("loss", output) == numbers("loss", without)
+    assert numbers("total", output) == numbers("total", without)
 
 
 def test_one_line_trains_tables_of_a_script_without_fleet(tmp_path):

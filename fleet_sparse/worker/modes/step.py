@@ -226,8 +226,9 @@ class Training(Protocol):
         ...
 
     def end_pass(self) -> None:
-        """Sends what row caches of this worker hold, at the end of its pass over the data; raises as `update`.
+        """Sends what row caches of this worker hold, at the end of its pass over the data.
 
+        Errors of pushes are left for the next step to raise, unless a pserver was given up.
         Where pushes are parts of steps it sends nothing: the others may train on, and a worker that makes steps without
         them would train its next batches beside other ones of theirs. A barrier sends it.
         """

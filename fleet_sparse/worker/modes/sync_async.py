@@ -290,10 +290,14 @@ class PserverTraining:
             self._flush_part(self._caches)
 
     def _flush_caches(self, caches: RowCaches) -> None:
-        """Sends all that row caches hold, where this worker's steps are its own; with `_stepping` held."""
-        self._flush_part(caches)
-        while self._counts_steps and caches.num_held:
+        """Sends all that row caches hold, where this worker's steps are its own; with `_stepping` held.
+
+        A part that a pserver refuses is not sent again here: a later call raises the error.
+        """
+        for _ in range(caches.num_flushes if self._counts_steps else 1):
             self._flush_part(caches)
+            if not caches.num_held:
+                return
 
     def _flush_part(self, caches: RowCaches) -> None:
         """Sends what row caches hold, as a push of its own: as much as a pserver may stage, where steps are counted."""

@@ -7,6 +7,7 @@ the gradients, and `sent` once the push is accepted.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -306,7 +307,7 @@ class CachedTable:
             learning_rate: Learning rate.
             optimizer_step: The rule's t.
         """
-        slots, outside = plan.slots, plan.plain
+        slots, outside, left_before = plan.slots, plan.plain, tuple(self._left)
         if not self._may_enter(plan):
             slots = self._index.find(plan.ids)
             outside = np.flatnonzero(slots < 0)
@@ -326,8 +327,8 @@ class CachedTable:
         if self._may_hold:
             count_updates(slots, self._counts)
         as_gradients, due, single_updates = (outside, NOWHERE, NOWHERE) if self._holds_all else self._due(slots)
-        if self._left and self._is_single_worker:
-            of_left = self._train_left(plan.ids, outside, grads, learning_rate, optimizer_step)
+        if left_before and self._is_single_worker:
+            of_left = self._train_left(left_before, plan.ids, outside, grads, learning_rate, optimizer_step)
             as_gradients = np.setdiff1d(as_gradients, of_left, assume_unique=True)
         unused = idle[held == self._states_held[idle]]
         if len(unused):
@@ -510,15 +511,29 @@ class CachedTable:
             self._lease(slots, np.arange(len(slots)), followed, arrived.versions, plan.step)
 
     def _train_left(
-        self, ids: Ids, outside: NDArray[np.int64], grads: Floats, learning_rate: float, optimizer_step: int
+        self,
+        left: Sequence[Changes],
+        ids: Ids,
+        outside: NDArray[np.int64],
+        grads: Floats,
+        learning_rate: float,
+        optimizer_step: int,
     ) -> NDArray[np.int64]:
         """Trains rows that left a job of one worker and were not sent: they will replace those of the pservers.
 
+        Args:
+            left: What they are, in the order in which they left.
+            ids: `(k,)`, of the batch.
+            outside: Places of ids without a copy.
+            grads: `(k, dim)`.
+            learning_rate: As of `apply`.
+            optimizer_step: As of `apply`.
+
         Returns:
-            The places of those among `outside`, which are the places of ids without a copy.
+            The places of those among `outside` that were trained.
         """
         trained = NOWHERE
-        for changes in reversed(self._left):  # the newest one has all updates of an id
+        for changes in reversed(left):  # the newest one has all updates of an id
             remaining = np.setdiff1d(outside, trained, assume_unique=True)
             _, places, of_left = np.intersect1d(ids[remaining], changes.ids, return_indices=True)
             places = remaining[places]

@@ -1,6 +1,6 @@
 """Trains a dygraph model; every worker takes its part of each batch. MODE: sync, async, lag, geo or all_reduce.
 
-With ROW_LAG rows are cached, fewer than the table has, and each field is looked up by a call of its own.
+With CALLS=each field each field is looked up by a call of its own. With ROW_LAG rows are cached, fewer than there are.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Model(paddle.nn.Layer):
         self.linear = paddle.nn.Linear(FIELDS * DIM, 1, weight_attr=attr, bias_attr=constant("dense_b", 0.0))
 
     def forward(self, ids: paddle.Tensor) -> paddle.Tensor:
-        if row_lag:
+        if os.environ.get("CALLS") == "each field":
             rows = paddle.concat([self.embedding(ids[:, field : field + 1]) for field in range(FIELDS)], axis=1)
         else:
             rows = self.embedding(ids)

@@ -16,7 +16,9 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import PushRefused
+from fleet_sparse.embedded_client import EmbeddedClient
+from fleet_sparse.errors import FleetSparseError, PushRefused
+from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.rows.row_caches import RowCaches
 from support.caching_workers import KINDS, LOOSE, CountingJob, Worker, cluster_of, mode_of
 from support.counted_updates import EVERY_ID, NUM_IDS
@@ -98,6 +100,48 @@ def test_a_save_leaves_the_error_of_a_push_made_ahead(is_embedded: bool) -> None
             worker.read(job.spec, np.array([1]))
         plain = Worker(cluster, 0, 1, [job.spec], Mode())
         np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
+
+
+def save(training: PserverTraining) -> None:
+    with training.quiesce(10.0):
+        pass
+
+
+@pytest.mark.parametrize("end", [PserverTraining.end_pass, PserverTraining.drain, save])
+@pytest.mark.parametrize("kind", ["sync", "lag"])
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_a_flush_in_parts_ends_although_one_is_refused(
+    is_embedded: bool, kind: str, end: Callable[[PserverTraining], None]
+) -> None:
+    with cluster_of(1, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, kind, LOOSE, 1, 3)
+        worker = job.workers[0]
+        assert worker.caches is not None
+        worker.caches._max_part_bytes = 100
+        for _ in range(2):  # copies become infinite, which a pserver refuses
+            batch = worker.read(job.spec, EVERY_ID)
+            worker.update(batch, np.full(batch.values.shape, -3e38, np.float32))
+        with pytest.raises(FleetSparseError):
+            end(worker.training)
+            worker.client.flush()
+        assert 1 <= worker.client.num_failed_pushes <= 2 * worker.caches.num_flushes  # refused, or not accepted
+
+
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_held_updates_stay_when_the_job_has_ended(is_embedded: bool) -> None:
+    with cluster_of(1, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 1, 3)
+        job.step()
+        worker = job.workers[0]
+        num_held = job.num_held
+        if isinstance(worker.client, EmbeddedClient):
+            worker.client.end(FleetSparseError("the job has ended"))
+        else:
+            worker.client.fail(0, FleetSparseError("shard 0 is gone"))
+            wait_until(lambda: worker.client._io.links[0].failure is not None)
+        with pytest.raises(FleetSparseError):
+            worker.training.end_pass()
+        assert job.num_held == num_held > 0
 
 
 @pytest.mark.guarantee("H8")
