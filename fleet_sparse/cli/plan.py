@@ -156,6 +156,10 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
 
 def _cached(cache: PlannedCache, job: PlannedJob, distinct: str, coefficients: CostCoefficients) -> CachedRows:
     """Returns what of the rows travels with `--cache-rows` and a bound."""
+    if cache.share != DEFAULT_SHARE and not cache.row_lag:
+        raise SettingError(
+            f"plan: --row-lag-share is {cache.share or 0:g} without --row-lag, whose share it is. Leave it out"
+        )
     if not (cache.rows or cache.row_lag or cache.row_drift or cache.row_step):
         return NO_CACHE
     kind, _, power = distinct.partition(":")

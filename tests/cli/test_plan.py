@@ -211,6 +211,7 @@ def test_row_cache_that_is_half_described_is_refused(arguments) -> None:
         ["--row-lag", "5", "--row-step", "1"],
         ["--row-lag", "5", "--row-lag-share", "2"],
         ["--row-lag", "5", "--cache-steps", "0"],
+        ["--row-drift", "0.1", "--row-step", "0.01", "--row-lag-share", "0.5"],
     ],
     ids=" ".join,
 )

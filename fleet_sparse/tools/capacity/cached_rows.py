@@ -12,7 +12,7 @@ HIT_NS, HIT_NS_PER_FLOAT = 110.0, 2.0
 DRIFT_UNITS = 4096
 """Largest lag with a bound in distance; of `core.row_bound`, which loads NumPy, as is the next one."""
 DEFAULT_SHARE = 0.25
-RULES_WITHOUT_MERGE = ("adamax", "ftrl")
+RULES_WITHOUT_MERGE = ("adamax", "ctr_adagrad", "ftrl")
 """Rules whose updates no worker holds back; of `core.rules`, which loads Numba."""
 ENTERED_OF_MISSES = 0.08
 """Ids that enter, over those that a cache of the most used rows misses; as many of the most used ones miss, too.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fleet_sparse.errors import SettingError
 
+from .cached_rows import NO_CACHE
 from .coefficients import CostCoefficients
 from .job import FLOAT_BYTES, ID_BYTES, MAX_PSERVERS, Machines, PlannedJob
 
@@ -14,6 +15,8 @@ INDEX_BYTES_PER_ROW = 46
 """Upper bound: cells have 16 bytes, and at least 0.35 of them are in use once a table has grown."""
 METADATA_BYTES_PER_ROW = 4.5
 """Upper bound: two dirty bits and two bytes of last-update day, in arrays that double."""
+CLOCK_BYTES = 4
+"""Of each row that several workers cache."""
 POPULATED_AHEAD = 1 / 32
 """Share by which an array is backed by memory ahead of its use, up to `MAX_POPULATED_AHEAD_BYTES`."""
 MAX_POPULATED_AHEAD_BYTES = 64 << 20
@@ -31,6 +34,8 @@ class Memory(NamedTuple):
     rows: float
     """Rows and their optimizer states."""
     metadata: float
+    clocks: float
+    """Clocks of the rows, if several workers cache rows."""
     dense: float
     staged: float
     """Sync with several workers: pushes that wait until their step is complete."""
@@ -53,6 +58,7 @@ def memory_of(job: PlannedJob, coefficients: CostCoefficients, num_pservers: int
         id_index=_populated(INDEX_BYTES_PER_ROW * rows, job.tables),
         rows=_populated(FLOAT_BYTES * job.dim * (1 + num_states) * rows, 2 * job.tables),
         metadata=METADATA_BYTES_PER_ROW * rows,
+        clocks=_populated(CLOCK_BYTES * rows, job.tables) if job.workers > 1 and job.cached != NO_CACHE else 0.0,
         dense=job.dense_bytes * (1 + num_states) / num_pservers,
         staged=staged,
         process=coefficients.pserver_bytes + SUPERVISION_BYTES,

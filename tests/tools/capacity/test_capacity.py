@@ -17,6 +17,7 @@ from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.tools.capacity.cached_rows import NO_CACHE
 from fleet_sparse.tools.capacity.coefficients import CpuCost, shipped_coefficients
 from fleet_sparse.tools.capacity.job import MAX_DIM, MAX_PSERVERS, MODES, Machines, PlannedJob
 from fleet_sparse.tools.capacity.memory import least_pservers, memory_of
@@ -79,6 +80,12 @@ def test_memory_of_a_pserver_by_hand() -> None:
     assert memory.rows == pytest.approx(800e6 * 33 / 32)
     assert memory.metadata == 4.5e6
     assert (memory.dense, memory.staged, memory.process) == (4000, 0, 1e8 + 150e6)
+
+
+def test_rows_that_several_workers_cache_have_clocks() -> None:
+    cached = NO_CACHE._replace(hit=0.5)
+    of = {workers: changed(rows=2e6, workers=workers, cached=cached) for workers in (1, 8)}
+    assert {workers: memory_of(job, ROUND, 2).clocks for workers, job in of.items()} == {1: 0, 8: 4e6 * 33 / 32}
 
 
 def test_pushes_of_a_sync_step_are_staged_in_memory() -> None:
