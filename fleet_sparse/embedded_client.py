@@ -237,9 +237,9 @@ class EmbeddedClient(TableClient):
 
     def flush(self) -> None:
         """As `TableClient`. Only pushes of a sync step are not applied yet."""
-        self._check_usable()
+        self.check_usable()
         self._await_pushes(self._wait_s)
-        self._check_usable()
+        self.check_usable()
 
     def reach(self, timeout_s: float) -> None:
         """As `TableClient`."""
@@ -428,7 +428,8 @@ class EmbeddedClient(TableClient):
     def _are_applied(self, seqs: Sequence[int]) -> bool:
         return all(applied >= seq for applied, seq in zip(self._applied_seqs, seqs, strict=True))
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """As `TableClient`."""
         if os.getpid() != self._pid or self._is_closed:
             self._check_open()
         if self._failures:

@@ -173,9 +173,10 @@ class PserverTraining:
 
         Raises:
             PushRefused: A gradient or learning rate is not finite, and this worker is the only one and trains dense
-                arrays, or caches rows and shares no steps with others. Nothing was sent.
+                arrays, or caches rows and shares no steps with others. Nothing was sent, and no copy changed.
             FleetSparseError: As the client's `push`; or this worker left the step group and did not rejoin it; or the
-                workers merge dense gradients, and this one is not connected with the others. Nothing was sent.
+                workers merge dense gradients, and this one is not connected with the others. Nothing was sent. No copy
+                changed, unless the window was full until the deadline: then the copies have the updates of the step.
         """
         if dense and self._refuses_dense:  # the program would train what `outs` gets, which would be values
             raise FleetSparseError(
@@ -241,7 +242,8 @@ class PserverTraining:
             rows = [caches.weighted(each) for each in rows]
         if clip is not None and not self._is_merged:
             rows, dense = clip.clipped(rows, dense)
-        of_worker = dense if self._is_single_worker else ()
+        is_checked_here = self._is_single_worker or (caches is not None and not self._is_merged)
+        of_worker = dense if is_checked_here else ()
         if caches is None:
             if of_worker:
                 check_finite(rows, of_worker)

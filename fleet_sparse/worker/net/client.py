@@ -186,7 +186,7 @@ class Client(TableClient):
 
     def flush(self) -> None:
         """As `TableClient`."""
-        self._check_usable()
+        self.check_usable()
         self._io.flush()
         self._raise_failure()
         for link in self._io.links:
@@ -244,7 +244,8 @@ class Client(TableClient):
 
     # The caller's side
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """As `TableClient`."""
         if self._closed or self._num_forks != _Forks.num:
             self._check_open()
         if self._io.failures:
@@ -278,7 +279,7 @@ class Client(TableClient):
     ) -> list[Request] | None:
         """Requests for a lane; None if there is no lane, or these rows are not plain."""
         if self._closed or self._num_forks != _Forks.num or self._io.failures:
-            self._check_usable()
+            self.check_usable()
         num_tables = len(pushes) + len(pulls)
         if not self._has_lane or num_tables > MAX_TABLES:
             return None

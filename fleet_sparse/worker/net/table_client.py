@@ -154,7 +154,7 @@ class TableClient(ABC):
 
     def count_missing(self, spec: TableSpec, unique: UniqueIds) -> int:
         """Returns how many of the ids have no row after all pushes of this client so far. Raises as `pull`."""
-        self._check_usable()
+        self.check_usable()
         presence = RowBatch.empty(spec, unique)
         requests = self._requests(Op.PULL)
         requests.add_pull(presence, presence=True)
@@ -180,7 +180,7 @@ class TableClient(ABC):
                 at all if it raised: rows may be received into them at any time.
             asks: Asks about copies of rows; the extra blocks of the call are their answers.
         """
-        self._check_usable()
+        self.check_usable()
         # All shards are asked: this worker's next push goes to all, and one that lags behind could not accept it yet.
         requests = self._requests(Op.PULL_EARLY if early else Op.PULL, step=step, to_all=step > 0 and not early)
         for batch in batches:
@@ -233,7 +233,7 @@ class TableClient(ABC):
             ShardUnavailable: The window was full until the deadline, or a shard was given up before.
             FleetSparseError: An earlier push failed.
         """
-        self._check_usable()
+        self.check_usable()
         wants_answers = pulls is not None
         for update in dense:
             wants_answers |= update.outs is not None
@@ -273,7 +273,7 @@ class TableClient(ABC):
             The call; its `wait` returns the sums of squares of each table, and of each segment of each dense array,
             on each shard that has a part of it.
         """
-        self._check_usable()
+        self.check_usable()
         requests = self._requests(Op.PREPARE, step=step, weight=weight, to_all=True)
         for batch in batches:
             requests.add_push(batch)
@@ -297,7 +297,7 @@ class TableClient(ABC):
             pulls: Rows to pull.
             step: Number of the step.
         """
-        self._check_usable()
+        self.check_usable()
         requests = self._requests(Op.COMMIT, step=step, to_all=True)
         for spec, values in factors:
             requests.add_factors(spec, values)
@@ -315,7 +315,7 @@ class TableClient(ABC):
             ShardUnavailable: A shard is gone, or it took longer than `settings.barrier_s`.
             FleetSparseError: An earlier push failed.
         """
-        self._check_usable()
+        self.check_usable()
         self._start(self._requests(Op.LEAVE, to_all=True)).wait()
         return self._newest_step()
 
@@ -353,7 +353,7 @@ class TableClient(ABC):
             ProtocolError: With code NOT_READY: the values were never assigned.
             ValueError, ShardUnavailable, TableMismatch: As `pull`.
         """
-        self._check_usable()
+        self.check_usable()
         requests = self._requests(Op.PULL, step=step)
         for number, array in enumerate([out, *states]):
             requests.add_dense_pull(spec, [array], state=number)
@@ -361,7 +361,7 @@ class TableClient(ABC):
 
     def assign_dense(self, spec: DenseSpec, values: NDArray[np.float32], *, step: int = 0) -> None:
         """Sets the dense values to `values` `(n,)` and waits until they are set. Raises as `exchange_dense`."""
-        self._check_usable()
+        self.check_usable()
         requests = self._requests(Op.ASSIGN, step=step)
         requests.add_dense_assign(spec, values)
         self._start(requests).wait()
@@ -383,6 +383,15 @@ class TableClient(ABC):
         self._start(requests).wait()
 
     # The whole client
+
+    @abstractmethod
+    def check_usable(self) -> None:
+        """Raises the error that the next call would raise before it does anything.
+
+        Raises:
+            FleetSparseError: An earlier push failed, or a shard was given up.
+            RuntimeError: The client is closed, or belongs to the process that forked this one.
+        """
 
     @abstractmethod
     def flush(self) -> None:
@@ -412,10 +421,6 @@ class TableClient(ABC):
         """
 
     # How requests are answered
-
-    @abstractmethod
-    def _check_usable(self) -> None:
-        """Raises why nothing can be called any more, or why an earlier push failed."""
 
     @abstractmethod
     def _check_open(self) -> None:

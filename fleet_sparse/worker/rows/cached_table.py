@@ -66,6 +66,14 @@ class Counters(NamedTuple):
     left: int = 0
 
 
+class _OpenPlan(NamedTuple):
+    """A plan with rows that enter, until it is applied."""
+
+    num_entering: int
+    passed: list[Ids]
+    """Ids whose gradients went past the cache since: the rows that were read for the plan lack them."""
+
+
 class CachedTable:
     """The cache of one table. One thread at a time uses it.
 
@@ -110,9 +118,7 @@ class CachedTable:
         self._idle: NDArray[np.int64] = NOWHERE
         self._left: list[Changes] = []
         self._index_version = self._num_plans = 0
-        # Of plans with rows that enter, until they are applied: ids whose gradients went past the cache since, and
-        # which the rows lack that were read for them.
-        self._open: OrderedDict[int, list[Ids]] = OrderedDict()
+        self._open: OrderedDict[int, _OpenPlan] = OrderedDict()  # those with rows that enter, by ordinal
         self._step = 0
         self._gradient_weight = np.float32(1.0 if self.update_weight != 1.0 else job.weights.of_merge)
         # The decay of a step is shared, as its gradient is.
@@ -169,7 +175,7 @@ class CachedTable:
             unleased = unleased[~self._is_holding(uses.slots[unleased])]
         if sending is not None and not self._job.is_merged:
             unleased, late = NOWHERE, unleased
-        entries = self._index.choose(ids[missing]) if len(missing) else _NO_ENTRIES
+        entries = self._index.choose(ids[missing]) if len(missing) and self._have_room() else _NO_ENTRIES
         most_asked = len(unleased) + len(entries.indices)
         asked, plain = np.empty(most_asked, np.int64), np.empty(len(missing), np.int64)
         versions = np.empty(most_asked, np.uint32)
@@ -189,9 +195,7 @@ class CachedTable:
         )
         self._num_plans += 1
         if len(entering):
-            self._open[plan.ordinal] = []
-            if len(self._open) > _MAX_OVERLAPS:
-                self._open.popitem(last=False)
+            self._open[plan.ordinal] = _OpenPlan(len(entering), [])
         return plan
 
     def plain_ahead(self, ids: Ids) -> NDArray[np.int64]:
@@ -472,18 +476,28 @@ class CachedTable:
 
     def _may_enter(self, plan: Plan) -> bool:
         """Returns whether the rows of a plan may enter: their slots are as they were, and no update is missing."""
-        passed = self._open.pop(plan.ordinal, None)
+        opened = self._open.pop(plan.ordinal, None)
         if plan.index_version != self._index_version:
             return False
-        if not len(plan.entering) or (passed is not None and not passed):
+        if not len(plan.entering) or (opened is not None and not opened.passed):
             return True
-        return passed is not None and not np.isin(plan.ids[plan.entering], np.concatenate(passed)).any()
+        return opened is not None and not np.isin(plan.ids[plan.entering], np.concatenate(opened.passed)).any()
+
+    def _have_room(self) -> bool:
+        """Returns whether rows of another plan may enter: those of the open ones together are at most `capacity`.
+
+        A batch that is read and never trained, as one of a table whose rows get no gradient, has an open plan until
+        `_MAX_OVERLAPS` later ones are made.
+        """
+        while self._open and next(iter(self._open)) <= self._num_plans - _MAX_OVERLAPS:
+            self._open.popitem(last=False)
+        return sum(each.num_entering for each in self._open.values()) < self.capacity
 
     def _note_passed(self, ids: Ids) -> None:
         """Takes note of ids whose gradients go past the cache, which may enter it by other plans."""
-        for passed in self._open.values():
-            passed.append(ids)
-        while self._open and len(next(iter(self._open.values()))) > _MAX_OVERLAPS:  # of a step that failed
+        for opened in self._open.values():
+            opened.passed.append(ids)
+        while self._open and len(next(iter(self._open.values())).passed) > _MAX_OVERLAPS:  # of a step that failed
             self._open.popitem(last=False)
 
     def _enter(self, plan: Plan, arrived: Arrived) -> None:

@@ -249,7 +249,8 @@ class RowCaches:
     ) -> TableCall:
         """Trains the copies of a step and sends what is due of it, as `TableClient.start_update`.
 
-        Gradients are weighted, and should be finite. If it raises, the caches hold the updates of their rows.
+        Gradients are weighted, and should be finite. If it raises because an earlier push failed, no copy has changed;
+        if the window was full until the deadline, the caches hold the updates of their rows.
         """
         with self._trained(batches) as (pushes, changes, trained):
             coming, self._coming = self._coming, None
@@ -370,6 +371,7 @@ class RowCaches:
         """
         pushes, changes, trained = [], [], []
         with self._lock:
+            self._client.check_usable()  # before the copies are trained, for the script may repeat the step
             self._num_changes += 1
             self._drop_ahead()
             for batch in batches:

@@ -120,6 +120,21 @@ def test_a_row_is_off_by_at_most_the_drift(drift: float, num_workers: int, capac
     np.testing.assert_allclose(job.rows, moved.sum(axis=0), atol=1e-3 * drift)
 
 
+def test_open_plans_have_no_more_rows_that_enter_than_the_cache() -> None:
+    """A table whose rows get no gradient is read in each step, and never trained; then it is."""
+    cached, rng = CachedJob(CacheJob(RowBound(lag=100), 2, None, admission=ALL), 8, 2, 1000), np.random.default_rng(0)
+    num_entering = []
+    for step in range(1, 200):
+        begun = cached.read(0, rng.choice(1000, 5, replace=False).astype(np.int64), step)
+        num_entering.append(len(begun.plan.entering))
+    assert max(sum(num_entering[first : first + 64]) for first in range(len(num_entering))) <= 8 + 5
+    cached.update(0, begun, np.ones((5, 2), np.float32))
+    for step in range(200, 300):
+        begun = cached.read(0, rng.choice(1000, 5, replace=False).astype(np.int64), step)
+        cached.update(0, begun, np.ones((5, 2), np.float32))
+    assert cached.tables[0].num_rows == 8
+
+
 def test_a_loose_bound_saves_most_rows() -> None:
     job = counting_job(CacheJob(RowBound(lag=100), 4, 0), NUM_IDS, 0)
     job.in_steps(200)

@@ -20,6 +20,7 @@ from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused, ShardUnavailable
 from fleet_sparse.worker.modes.step import StepClip
+from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.cache_job import CacheJob
 from fleet_sparse.worker.rows.cache_sizes import bytes_per_row, capacities_of, is_cached
 from fleet_sparse.worker.rows.cached_table import CachedTable
@@ -165,6 +166,43 @@ def test_parts_of_a_batch_lose_no_update_in_a_full_cache(num_workers: int, admis
 
 def no_room(*_: Any, **__: Any) -> None:
     raise ShardUnavailable("shard 0: no room for a push", shard=0, endpoint="")
+
+
+@pytest.mark.parametrize("lag", [30, 6])
+@pytest.mark.guarantee("H3")
+def test_a_step_with_a_wrong_dense_gradient_changes_no_copy(lag: int) -> None:
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", RowBound(lag=lag), 2, 3)
+        worker, ids = job.workers[0], np.arange(4)
+        worker.client.assign_dense(cluster.dense, np.zeros(10, np.float32))
+        for number in range(7):
+            batch = worker.read(job.spec, ids)
+            np.testing.assert_array_equal(batch.values[:, 0], number)
+            worker.update(batch, job.updates.grads(0, 4))
+        batch = worker.read(job.spec, ids)._replace(values=job.updates.grads(0, 4), learning_rate=1.0)
+        wrong = DenseUpdate(cluster.dense, np.full(10, np.nan, np.float32), [np.empty(10, np.float32)], 1.0)
+        with pytest.raises(PushRefused):
+            worker.training.update([batch], [wrong], 1.0)
+        np.testing.assert_array_equal(worker.evaluate(job.spec, ids)[:, 0], 7)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("is_embedded", [False, True])
+@pytest.mark.guarantee("H3")
+def test_a_step_that_raised_an_earlier_error_is_repeated_once(is_embedded: bool, num_workers: int) -> None:
+    with cluster_of(1, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, num_workers, 3)
+        worker, ids = job.workers[0], np.arange(4)
+        for _ in range(2):
+            worker.update(worker.read(job.spec, ids), job.updates.grads(0, 4))
+        batch = worker.read(job.spec, ids)
+        refused = worker.batch(job.spec, np.array([19]))._replace(learning_rate=1.0, optimizer_step=99)  # of NaN
+        worker.client.start_push([refused])
+        wait_until(lambda: worker.client.num_failed_pushes > 0)
+        with pytest.raises(PushRefused):
+            worker.update(batch, job.updates.grads(0, 4))
+        worker.update(batch, job.updates.grads(0, 4))
+        np.testing.assert_array_equal(worker.evaluate(job.spec, ids)[:, 0], 3)
 
 
 @pytest.mark.parametrize("is_embedded", [False, True])
