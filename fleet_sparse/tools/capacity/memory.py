@@ -16,7 +16,7 @@ INDEX_BYTES_PER_ROW = 46
 METADATA_BYTES_PER_ROW = 4.5
 """Upper bound: two dirty bits and two bytes of last-update day, in arrays that double."""
 CLOCK_BYTES = 4
-"""Of each row that several workers cache."""
+"""Size of a row's clock, which tables have if several workers cache rows."""
 POPULATED_AHEAD = 1 / 32
 """Share by which an array is backed by memory ahead of its use, up to `MAX_POPULATED_AHEAD_BYTES`."""
 MAX_POPULATED_AHEAD_BYTES = 64 << 20

@@ -386,10 +386,10 @@ class TableClient(ABC):
 
     @abstractmethod
     def check_usable(self) -> None:
-        """Raises the error that the next call would raise before it does anything.
+        """Raises the error of an earlier push, as the next call would before it does anything.
 
         Raises:
-            FleetSparseError: An earlier push failed, or a shard was given up.
+            FleetSparseError: An earlier push failed, and no call has raised its error yet.
             RuntimeError: The client is closed, or belongs to the process that forked this one.
         """
 

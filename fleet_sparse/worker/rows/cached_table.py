@@ -484,7 +484,7 @@ class CachedTable:
         return opened is not None and not np.isin(plan.ids[plan.entering], np.concatenate(opened.passed)).any()
 
     def _have_room(self) -> bool:
-        """Returns whether rows of another plan may enter: those of the open ones together are at most `capacity`.
+        """Returns whether rows of another plan may enter: not while those of the open ones could fill the cache.
 
         A batch that is read and never trained, as one of a table whose rows get no gradient, has an open plan until
         `_MAX_OVERLAPS` later ones are made.
