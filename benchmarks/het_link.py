@@ -38,7 +38,7 @@ from fleet_sparse.local_pservers import Child, run_together
 MODELS = ("wide_deep", "deepfm", "dcn")
 NAMESPACES, PROXY = "namespaces", "proxy"
 WORKERS, PSERVERS_ALONE = "workers", "pservers"
-RUN_LIMIT_S = 1200.0
+RUN_LIMIT_S = 3600.0
 
 Place = tuple[Sequence[str], Mapping[str, str]]
 """What begins the command of a worker, and its environment."""
