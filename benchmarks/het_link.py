@@ -4,10 +4,11 @@
 its own, and a token bucket bounds both directions of every leg (`benchmarks/het/network.py`). Where that is not
 allowed, or with `--proxy`, all workers share one link of that rate for each direction, the proxy of `benchmarks.link`;
 the record says which. Real jobs of Paddle train the same examples in async mode: without caches, and with rows that
-lag by at most a distance of twice the learning rate. As in HET's hybrid, dense values stay beside the workers: one more
-pserver on each of their hosts has them (`FLEET_SPARSE_ROW_SHARDS`), so that the legs of the others are free for rows;
-with `--dense pservers`, and behind the proxy, the same pservers have both. Worker 0 evaluates every `--evaluate-every`
-steps; evaluations are outside the time. The target is `--target` of the AUC with which the job without caches ends.
+lag by at most a distance of twice the learning rate. Tables of dim 1, as of a wide part, are not cached. As in HET's
+hybrid, dense values stay beside the workers: one more pserver on each of their hosts has them
+(`FLEET_SPARSE_ROW_SHARDS`), so that the legs of the others are free for rows; with `--dense pservers`, and behind the
+proxy, the same pservers have both. Worker 0 evaluates every `--evaluate-every` steps; evaluations are outside the time.
+The target is `--target` of the AUC with which the job without caches ends.
 
 A run that is stopped keeps the jobs that ended (`benchmarks.record.Jobs`): the same command goes on with the others.
 """
@@ -116,7 +117,7 @@ def train(options: argparse.Namespace, link: str, bound: str, examples: Path, se
     command += ["--batch-size", str(options.batch), "--optimizer", options.optimizer]
     command += ["--learning-rate", str(RATES[options.optimizer]), *bound_options(bound, options.optimizer)]
     if bound != NO_CACHE:
-        command += ["--cache-rows", str(max(int(options.ids * options.cache_percent / 100), 1))]
+        command += ["--cache-rows", str(max(int(options.ids * options.cache_percent / 100), 1)), "--cache-min-dim", "2"]
     is_hybrid = options.dense == WORKERS
     reach = by_proxy(options) if link == PROXY else by_namespaces(options, is_hybrid=is_hybrid)
     with reach as (places, counted):

@@ -44,6 +44,7 @@ class TrainOptions(argparse.Namespace):
     max_row_lag_share: float | None
     max_row_drift: float | None
     cache_rows: int | None
+    cache_min_dim: int
     plain: bool
     initial_rows: str
     save: str | None
@@ -110,6 +111,7 @@ def parse(arguments: Sequence[str] | None) -> TrainOptions:
     )
     add("--max-row-drift", type=float, help="caches rows that lack updates of at most this distance")
     add("--cache-rows", type=count_from(1), help="largest number of cached rows of a table; default: by memory")
+    add("--cache-min-dim", type=count_from(1), default=1, help="smallest dim of a table whose rows are cached")
     add("--plain", action="store_true", help="plain Paddle: local tables, no plugin, one process")
     add(
         "--initial-rows",
@@ -179,7 +181,8 @@ def _check_draw(parser: argparse.ArgumentParser, options: TrainOptions) -> None:
 
 def _check_cache(parser: argparse.ArgumentParser, options: TrainOptions) -> None:
     has_cache = options.max_row_lag is not None or options.max_row_drift is not None
-    if options.cache_rows is not None and not has_cache:
-        parser.error("--cache-rows: no rows are cached. Write --max-row-drift or --max-row-lag, too")
+    for option, is_given in (("rows", options.cache_rows is not None), ("min-dim", options.cache_min_dim > 1)):
+        if is_given and not has_cache:
+            parser.error(f"--cache-{option}: no rows are cached. Write --max-row-drift or --max-row-lag, too")
     if options.plain and has_cache:
         parser.error("--plain: has no pservers whose rows could be cached. Leave --max-row-lag and --max-row-drift out")

@@ -191,7 +191,9 @@ def strategy(options: TrainOptions) -> fleet_sparse.PserverStrategy:
         max_row_lag=options.max_row_lag,
         max_row_lag_share=options.max_row_lag_share,
         max_row_drift=options.max_row_drift,
-        row_cache=fleet_sparse.RowCache(max_rows=options.cache_rows) if has_cache else None,
+        row_cache=fleet_sparse.RowCache(max_rows=options.cache_rows, min_dim=options.cache_min_dim)
+        if has_cache
+        else None,
     )
     strategy.a_sync = options.mode != SYNC
     if options.mode == GEO:

@@ -16,12 +16,14 @@ class CacheLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         max_bytes: Memory of all copies of a worker.
         max_rows: Largest number of copies of one table; None for any.
+        min_dim: Smallest dim of a table that is cached.
         hold_back: Largest number of updates of a row that a worker holds back; None for what the bound allows.
         merge: What a gradient weighs, as `RowCache.merge`; None for the default of the mode.
     """
 
     max_bytes: _Positive
     max_rows: _Positive | None = None
+    min_dim: _Positive = 1
     hold_back: _Count | None = None
     merge: Literal["sum", "avg"] | None = None
 

@@ -423,6 +423,7 @@ class JobConnection:
             self._catalog.tables,
             max_bytes=options.max_bytes,
             max_rows=options.max_rows,
+            min_dim=options.min_dim,
             max_staged_bytes=min(each.max_staged_bytes for each in self.registrations),
         )
 

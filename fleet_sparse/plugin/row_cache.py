@@ -30,6 +30,7 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_bytes: Memory of all copies of a worker, in bytes, divided evenly among its tables.
         max_rows: Largest number of copies of one table; None for what fits into `max_bytes`.
+        min_dim: Smallest dim of a table that is cached. A row of few floats saves less on the wire than its copy costs.
         policy: Which row makes room: "aged_lfu" the one that was used least of late, "lfu" the one that was used least,
             "lru" the one that was not used for longest.
         admit: Which of the rows that are read enter: with "estimate" a row that was missed more often than the one that
@@ -46,6 +47,7 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
 
     max_bytes: int = 256 << 20
     max_rows: int | None = None
+    min_dim: int = 1
     policy: str = "aged_lfu"
     admit: str = "estimate"
     hold_back: int | None = None
@@ -55,9 +57,10 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
         for name, value, least in (
             ("max_bytes", self.max_bytes, 1),
             ("max_rows", self.max_rows, 1),
+            ("min_dim", self.min_dim, 1),
             ("hold_back", self.hold_back, 0),
         ):
-            if value is None and name != "max_bytes":
+            if value is None and name in ("max_rows", "hold_back"):
                 continue
             if type(value) is not int or value < least:
                 raise PlanError(f"RowCache.{name}: is {value!r}, should be an integer from {least}")
@@ -177,7 +180,8 @@ def check_memory(row_cache: RowCache | None, config: OptimizerConfig, dims: Iter
     needed = row_cache.max_bytes
     if row_cache.max_rows is not None:
         rule = RULES[config.rule]
-        needed = min(needed, row_cache.max_rows * sum(most_bytes_per_row(dim, rule) for dim in dims))
+        cached = [dim for dim in dims if dim >= row_cache.min_dim]
+        needed = min(needed, row_cache.max_rows * sum(most_bytes_per_row(dim, rule) for dim in cached))
     if needed > (available := machine_memory.available_bytes()):
         raise PlanError(
             f"RowCache.max_bytes: is {row_cache.max_bytes}, the copies need {needed} bytes, and {available} bytes of "

@@ -242,7 +242,7 @@ def with_row_cache(
     mode = strategy_config.mode
     row_cache = check_row_cache(strategy_config.row_cache, mode, optimizer, num_workers, rows_dtype)
     if row_cache is not None and num_workers > 1 and mode.kind == SYNC:
-        limits = CacheLimits(row_cache.max_bytes, row_cache.max_rows, row_cache.hold_back, row_cache.merge)
+        limits = CacheLimits(**{name: getattr(row_cache, name) for name in CacheLimits.__struct_fields__})
         mode = msgspec.structs.replace(mode, cache_limits=limits)
     return strategy_config._replace(mode=mode, row_cache=row_cache)
 

@@ -56,7 +56,7 @@ def test_json_of_a_mode_is_for_ever():
         (Mode(SYNC, row_bound=RowBound(9, 0.25)), "sync (avg, max_row_lag 9, max_row_lag_share 0.25)"),
         (
             Mode(SYNC, row_bound=RowBound(drift=0.02), cache_limits=CacheLimits(1 << 20, hold_back=0)),
-            "sync (avg, max_row_drift 0.02, RowCache.max_bytes 1048576, RowCache.hold_back 0)",
+            "sync (avg, max_row_drift 0.02, RowCache.max_bytes 1048576, RowCache.min_dim 1, RowCache.hold_back 0)",
         ),
     ],
 )

@@ -41,6 +41,7 @@ def test_options_override_the_configuration(tmp_path: Path) -> None:
         (["--data", "synthetic", "--field-sizes", "criteo", "few"], "--field-sizes: is 'criteo few'"),
         (["--plain", "--max-row-drift", "0.1"], "--plain: "),
         (["--cache-rows", "5"], "--cache-rows: "),
+        (["--cache-min-dim", "2"], "--cache-min-dim: "),
         (["--model", "dlrm"], "invalid choice: 'dlrm'"),
         (["--model", "din", "--data", "flights"], "--model din"),
         (["--model", "mmoe", "--hidden"], "--hidden"),

@@ -112,6 +112,11 @@ def test_one_worker_with_a_row_cache_trains_as_without(tmp_path: Path, saved: tu
     assert metrics["row_cache"]["deepfm.v"]["hits"] > 0
 
 
+def test_tables_below_the_smallest_dim_are_not_cached(tmp_path: Path) -> None:
+    metrics = run_embedded(tmp_path, "--epochs", "1", "--max-row-drift", "0.02", "--cache-min-dim", "2")
+    assert list(metrics["row_cache"]) == ["deepfm.v"]
+
+
 def test_rows_are_there_again_after_saving_and_loading(saved: tuple[Path, dict[str, Any]]) -> None:
     folder, trained = saved
     loaded = run_embedded(folder, "--epochs", "0", "--load", "model")

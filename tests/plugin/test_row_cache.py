@@ -104,6 +104,8 @@ def test_bound_that_has_no_meaning_is_refused(fields, name):
         {"max_bytes": 0},
         {"max_bytes": 1.5},
         {"max_rows": 0},
+        {"min_dim": 0},
+        {"min_dim": None},
         {"hold_back": -1},
         {"merge": "max"},
         {"policy": "fifo"},
@@ -166,9 +168,9 @@ def test_norm_clip_beside_held_updates_is_refused():
     ("num_workers", "is_async", "has_limits"), [(1, False, False), (2, True, False), (2, False, True)]
 )
 def test_sync_workers_agree_on_the_limits_of_their_caches(num_workers, is_async, has_limits):
-    row_cache = fleet_sparse.RowCache(max_bytes=1 << 20, max_rows=30, hold_back=2, merge="avg")
+    row_cache = fleet_sparse.RowCache(max_bytes=1 << 20, max_rows=30, min_dim=4, hold_back=2, merge="avg")
     catalog = minimize_for(num_workers, is_async=is_async, max_row_lag=100, row_cache=row_cache)
-    assert catalog.mode.cache_limits == (CacheLimits(1 << 20, 30, 2, "avg") if has_limits else None)
+    assert catalog.mode.cache_limits == (CacheLimits(1 << 20, 30, 4, 2, "avg") if has_limits else None)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +214,12 @@ def test_cache_of_few_rows_needs_little_memory(monkeypatch):
     monkeypatch.setattr(machine_memory, "available_bytes", lambda: 10 << 20)
     few = fleet_sparse.RowCache(max_rows=10)
     assert minimize_for(2, max_row_lag=100, row_cache=few).row_cache == few
+
+
+def test_tables_that_are_not_cached_need_no_memory(monkeypatch):
+    monkeypatch.setattr(machine_memory, "available_bytes", lambda: 10_000)
+    wide = fleet_sparse.RowCache(max_rows=10_000, min_dim=DIM + 1)
+    assert minimize_for(2, max_row_lag=100, row_cache=wide).row_cache == wide
 
 
 def test_memory_is_checked_for_all_tables_of_a_program(monkeypatch):

@@ -51,6 +51,7 @@ class Worker:
         mode: Mode,
         *,
         max_rows: int = NUM_IDS,
+        min_dim: int = 1,
         admission: Any = ALL,
         max_held: int | None = None,
         merge: Literal["sum", "avg"] | None = None,
@@ -65,7 +66,8 @@ class Worker:
             options = RowCache(hold_back=max_held, merge=merge)
             job = cache_job(options, mode, num_workers)._replace(policy=AGED_LFU, admission=admission)
             tables = {spec.name: spec for spec in specs}
-            self.caches = RowCaches(self.client, self.deduplicator, job, tables, max_bytes=1 << 20, max_rows=max_rows)
+            sizes = {"max_bytes": 1 << 20, "max_rows": max_rows, "min_dim": min_dim}
+            self.caches = RowCaches(self.client, self.deduplicator, job, tables, **sizes)
         self.training = PserverTraining(self.client, self.deduplicator, mode, num_workers, caches=self.caches)
 
     def batch(self, spec: TableSpec, ids: NDArray[np.int64]) -> RowBatch:

@@ -17,11 +17,12 @@ _VALUE_BYTES = 4
 """Memory of a float or a count of a copy."""
 
 
-def is_cached(spec: TableSpec) -> bool:
-    """Returns whether the rows of a table are cached."""
+def is_cached(spec: TableSpec, min_dim: int = 1) -> bool:
+    """Returns whether the rows of a table are cached, if those of tables of at least this dim are."""
     rule = spec.update_rule
+    is_trained = rule.kernel is not None and rule.trains and not rule.is_summed
     # With an entry policy the pservers alone know which ids have a row.
-    return rule.kernel is not None and rule.trains and not rule.is_summed and not spec.statistics and spec.entry is None
+    return spec.dim >= min_dim and is_trained and not spec.statistics and spec.entry is None
 
 
 def bytes_per_row(spec: TableSpec, job: CacheJob) -> int:
@@ -37,7 +38,7 @@ def most_bytes_per_row(dim: int, rule: UpdateRule) -> int:
 
 
 def capacities_of(
-    specs: Iterable[TableSpec], job: CacheJob, max_bytes: int, max_rows: int | None = None
+    specs: Iterable[TableSpec], job: CacheJob, max_bytes: int, max_rows: int | None = None, min_dim: int = 1
 ) -> dict[str, int]:
     """Divides the memory of the caches.
 
@@ -46,11 +47,12 @@ def capacities_of(
         job: What the caches share.
         max_bytes: Memory of all of them.
         max_rows: Largest number of copies of a table; None for any.
+        min_dim: Smallest dim of a table that is cached.
 
     Returns:
         For each cached table the number of its copies, 1 to `MAX_SLOTS`.
     """
-    cached = [spec for spec in specs if is_cached(spec)]
+    cached = [spec for spec in specs if is_cached(spec, min_dim)]
     row_bytes = {spec.name: bytes_per_row(spec, job) for spec in cached}
     most = {spec.name: min(spec.max_ids or MAX_SLOTS, max_rows or MAX_SLOTS, MAX_SLOTS) for spec in cached}
     capacities, left = {}, max_bytes

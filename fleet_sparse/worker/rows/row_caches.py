@@ -108,7 +108,7 @@ class RowCaches:
     """Copies of the rows of a worker's tables, which its steps read and train. Thread-safe.
 
     Tables with an entry or with shows and clicks, whose pushes carry statistics of each id, are not cached; nor are
-    tables that are only read, and those that are declared after the first step.
+    tables of a smaller dim than `min_dim`, tables that are only read, and those that are declared after the first step.
 
     Args:
         client: This worker's client.
@@ -117,6 +117,7 @@ class RowCaches:
         tables: Tables of the job by name; those that are there at the first step are cached.
         max_bytes: Memory of all caches, divided evenly; what a table cannot use goes to the others.
         max_rows: Largest number of copies of a table; None for what fits into the memory.
+        min_dim: Smallest dim of a table that is cached.
         max_staged_bytes: Largest total size of the pushes of a step in sync.
     """
 
@@ -129,13 +130,14 @@ class RowCaches:
         *,
         max_bytes: int,
         max_rows: int | None = None,
+        min_dim: int = 1,
         max_staged_bytes: int = Settings.max_staged_bytes,
     ) -> None:
-        self._client = client  # constant after construction, as all down to `_max_rows`
+        self._client = client  # constant after construction, as all down to `_min_dim`
         self._deduplicator = deduplicator
         self._job = job
         self._specs = tables
-        self._max_bytes, self._max_rows = max_bytes, max_rows
+        self._max_bytes, self._max_rows, self._min_dim = max_bytes, max_rows, min_dim
         # Each worker may flush its share of half a step: others may train in it, with one push each.
         self._max_part_bytes = max(max_staged_bytes // (2 * job.num_workers), 1)
         # A save pauses workers for which a pull may wait, and needs the caches meanwhile.
@@ -335,8 +337,8 @@ class RowCaches:
     def may_hold(self) -> bool:
         """True if updates may be held back."""
         tables = self._tables
-        names = self._specs if tables is None else tables
-        return any(may_hold(self._specs[name], self._job) for name in names if is_cached(self._specs[name]))
+        specs = [self._specs[name] for name in (self._specs if tables is None else tables)]
+        return any(is_cached(spec, self._min_dim) and may_hold(spec, self._job) for spec in specs)
 
     @property
     def num_held(self) -> int:
@@ -528,7 +530,7 @@ class RowCaches:
         return self._noted != (self._client.num_failed_pushes, self._client.num_rejoins)
 
     def _capacities(self) -> dict[str, int]:
-        return capacities_of(self._specs.values(), self._job, self._max_bytes, self._max_rows)
+        return capacities_of(self._specs.values(), self._job, self._max_bytes, self._max_rows, self._min_dim)
 
     def _note_failures(self) -> bool:
         """Returns whether a push has failed, or a pserver was started again, since the last call."""

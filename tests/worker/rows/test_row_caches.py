@@ -283,6 +283,34 @@ def test_tables_whose_pushes_carry_statistics_are_not_cached() -> None:
     assert not is_cached(TableSpec(name="C1", dim=4, rule="read_only", initializer=constant(0.0)))
 
 
+@pytest.mark.parametrize(("dim", "expected"), [(3, False), (4, True), (5, True)])
+def test_tables_from_the_smallest_dim_on_are_cached(dim: int, expected: bool) -> None:
+    spec = TableSpec(name="C1", dim=dim, rule="adagrad", initializer=constant(0.0))
+    assert is_cached(spec, 4) is expected
+    assert capacities_of([spec], CacheJob(LOOSE, 2, 0), 1 << 20, min_dim=4).keys() == ({"C1"} if expected else set())
+
+
+def test_uncached_table_beside_a_cached_one_has_what_others_pushed() -> None:
+    specs = [TableSpec(name=f"C{dim}", dim=dim, rule="sgd", initializer=constant(0.0)) for dim in (1, 2)]
+    ids = np.arange(6)
+    with cluster_of(2) as cluster:
+        for number, shard in enumerate(cluster.shards):
+            for spec in specs:
+                cluster.run(number, partial(shard.add_table, spec))
+        mode = mode_of("async", LOOSE)
+        own, other = (Worker(cluster, index, 2, specs, mode, min_dim=2) for index in range(2))
+        for worker in (own, other, other):
+            batches = [worker.batch(spec, ids) for spec in specs]
+            worker.training.prefetch(batches)
+            grads = [each._replace(values=np.ones_like(each.values), learning_rate=1.0) for each in batches]
+            worker.training.update(grads, [], 1.0)
+            worker.client.flush()
+        (batch,) = [own.read(specs[0], ids)]
+        assert own.caches is not None
+        assert list(own.caches.stats()) == ["C2"]
+        np.testing.assert_array_equal(batch.values, -3)
+
+
 @pytest.mark.parametrize(
     "entry",
     [
