@@ -56,6 +56,7 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "growth": ((),),
     "het_misses": ((),),
     "het_traffic": ((),),
+    "het_cost": ((),),
     "het_auc": (
         *(
             ("--model", model, "--optimizer", optimizer, "--workers", "8", "--seeds", "3")
@@ -70,6 +71,11 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--rate", "1000", "--dim", "64"),
         ("--rate", "1000", "--dim", "256"),
         ("--rate", "1000", "--dim", "1024", "--ids", "100000", "--examples", "100000"),
+        *(
+            ("--rate", rate, "--dim", dim, "--examples", "1200000", "--evaluate-every", "200")
+            for rate, dim in (("100", "128"), ("1000", "256"))
+        ),
+        *(("--rate", "10000", "--dim", dim) for dim in ("128", "256")),
     ),
     "het_save": ((), ("--trace-steps", "0")),
     "snapshot": (("--baseline",),),

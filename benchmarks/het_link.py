@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dim", type=DIM, default=128)
     parser.add_argument("--model", choices=MODELS, default="wide_deep")
     parser.add_argument("--optimizer", choices=RATES, default="adagrad")
-    parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=["drift"])
+    parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=["drift", "lag"])
     parser.add_argument("--workers", type=AT_LEAST_2, default=4)
     parser.add_argument("--pservers", type=PSERVERS, default=2)
     parser.add_argument("--examples", type=AT_LEAST_2, default=400_000, help="to train on")

@@ -15,48 +15,31 @@ Then `--measured-rows` ids and jobs of 1 to 8 workers in async mode, with real c
 from __future__ import annotations
 
 import argparse
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.het.clients import RATE, one_process_job
 from benchmarks.het.trace import Trace, draw
 from benchmarks.het.traffic import Traffic, simulated
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM, amount
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.mode import Mode
-from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.row_bound import DEFAULT_SHARE, ROW_FOLLOWS, STATES_FOLLOW, RowBound, answers
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.local_pservers import local_pservers
 from fleet_sparse.models.synthetic import criteo_sizes
-from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
-from fleet_sparse.worker.control.control import ControlClient
-from fleet_sparse.worker.modes.sync_async import PserverTraining
-from fleet_sparse.worker.net.channel_choice import open_channel
-from fleet_sparse.worker.net.client import Client
 from fleet_sparse.worker.rows.cache_job import CacheJob
-from fleet_sparse.worker.rows.cache_sizes import bytes_per_row
 from fleet_sparse.worker.rows.cache_step import Answer, Arrived, Plan
 from fleet_sparse.worker.rows.cached_table import CachedTable
-from fleet_sparse.worker.rows.deduplicator import Deduplicator
-from fleet_sparse.worker.rows.row_batch import RowBatch
-from fleet_sparse.worker.rows.row_caches import RowCaches
 
 RULES = ("sgd", "adagrad", "adam")
 DIMS = (16, 64, 128)
-MEASURED_RULE = "adagrad"
-_GRADIENT, _RATE = np.float32(1e-3), 0.03
+_GRADIENT = np.float32(1e-3)
 
 
 class Bound(NamedTuple):
@@ -126,7 +109,7 @@ class LockstepJob:
 
     def _update(self, worker: int, plan: Plan, arrived: Arrived, step: int) -> Traffic:
         table, grads = self._tables[worker], np.full((len(plan.ids), 1), _GRADIENT, np.float32)
-        outgoing = table.apply(plan, arrived, grads, _RATE, step + 1)
+        outgoing = table.apply(plan, arrived, grads, RATE, step + 1)
         self._clocks[plan.ids[outgoing.as_gradients]] += np.uint32(1)
         num_changes = [0, 0]
         for changes in outgoing.changes:
@@ -142,63 +125,6 @@ def saved_of(traffic: Traffic, num_states: int, num_workers: int) -> dict[str, f
     return {**of_dims, "rows": traffic.rows_saved}
 
 
-class Worker:
-    """A worker of a real job.
-
-    Args:
-        client: Its client.
-        spec: The table.
-        num_workers: Number of workers of the job.
-        bound: Bound of the job.
-        capacity: Copies of a worker.
-    """
-
-    def __init__(self, client: Client, spec: TableSpec, num_workers: int, bound: RowBound, capacity: int) -> None:
-        self.client, self._spec = client, spec
-        self._deduplicator = Deduplicator(Placement.even(1))
-        job = CacheJob(bound, num_workers, None)
-        max_bytes = 2 * capacity * bytes_per_row(spec, job)
-        tables = {spec.name: spec}
-        caches = RowCaches(client, self._deduplicator, job, tables, max_bytes=max_bytes, max_rows=capacity)
-        mode = Mode(row_bound=bound)
-        self._training = PserverTraining(client, self._deduplicator, mode, num_workers, caches=caches)
-
-    def read(self, ids: NDArray[np.int64]) -> RowBatch:
-        """Looks up the rows of a step."""
-        unique, _ = self._deduplicator.unique([ids], self._spec.salt)
-        batch = RowBatch(self._spec, unique, np.empty((len(unique.ids), self._spec.dim), np.float32))
-        self._training.prefetch([batch])
-        return batch
-
-    def update(self, batch: RowBatch) -> None:
-        """Trains them."""
-        grads = np.full_like(batch.values, _GRADIENT)
-        self._training.update([batch._replace(values=grads, learning_rate=_RATE)], [], 1.0)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all frames."""
-        return self.client.bytes_sent + self.client.bytes_received
-
-
-@contextmanager
-def real_job(num_workers: int, dim: int, bound: RowBound, capacity: int) -> Iterator[list[Worker]]:
-    """Runs a pserver process and yields the workers, which are in this process."""
-    spec = TableSpec(name="rows", dim=dim, rule=MEASURED_RULE, initializer=constant(0.0))
-    settings = Settings(channel="stream")
-    with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        pservers = stack.enter_context(local_pservers(1, root=root, log=subprocess.DEVNULL))
-        controls = [stack.enter_context(ControlClient(pservers.endpoints, settings)) for _ in range(num_workers)]
-        workers = []
-        for index, control in enumerate(controls):
-            registrations = control.register([spec], index, num_workers, Mode(row_bound=bound))
-            channel, placement = open_channel(registrations, settings), Placement.even(1)
-            client = stack.enter_context(Client(channel, control.identity, registrations, placement, settings))
-            workers.append(Worker(client, spec, num_workers, bound, capacity))
-        yield workers
-
-
 def expected_of(
     traces: Sequence[Trace], bound: RowBound, capacity: int, first_counted: int, *, has_leases: bool
 ) -> Traffic:
@@ -211,17 +137,19 @@ def expected_of(
 def measured(traces: Sequence[Trace], dim: int, bound: RowBound, capacity: int, first_counted: int) -> dict[str, float]:
     """Returns the share of bytes that a real job saves, the simulated one, and the first over the second."""
     before = 0
-    with real_job(len(traces), dim, bound, capacity) as workers:
+    with one_process_job(len(traces), dim, bound, capacity) as (workers, _):
         for step in range(traces[0].num_steps):
             for worker in workers:
                 worker.client.flush()  # a pull may overtake another worker's push
             if step == first_counted:
                 before = sum(worker.num_bytes for worker in workers)
-            read = [
-                worker.read(trace.batch(step).astype(np.int64)) for worker, trace in zip(workers, traces, strict=True)
+            batches = [
+                worker.batch(trace.batch(step).astype(np.int64)) for worker, trace in zip(workers, traces, strict=True)
             ]
-            for worker, batch in zip(workers, read, strict=True):
-                worker.update(batch)
+            for worker, batch in zip(workers, batches, strict=True):
+                worker.read(batch)
+            for worker, batch in zip(workers, batches, strict=True):
+                worker.update(batch, np.full_like(batch.values, _GRADIENT))
         for worker in workers:
             worker.client.flush()
         num_bytes = sum(worker.num_bytes for worker in workers) - before

@@ -33,7 +33,7 @@ WAYS = {
     "convergence": ("data",),
     "compare": ("model", "against", "durability"),
     "het_auc": ("model", "optimizer", "workers"),
-    "het_link": ("model", "rate", "dim", "workers", "dense"),
+    "het_link": ("model", "rate", "dim", "workers", "dense", "examples"),
     "het_save": ("trace_steps",),
 }
 """Options by which the runs of a benchmark are told apart; each combination has rows of its own."""
@@ -169,6 +169,11 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("bytes saved by frames, %", 1, "measured", 0.01),
         key("simulated, %", 1, "simulated", 0.01),
         key("frames over simulated", 3, "ratio"),
+    ),
+    "het_cost": (
+        key("distinct rows", 0, "rows"),
+        key("worker, ns a row", 0, "worker_ns"),
+        key("pserver, ns a row", 0, "pserver_ns"),
     ),
     "het_auc": (
         Column("M examples", 1, lambda at: at.run["options"]["examples"] / MEGA),
@@ -537,6 +542,7 @@ def way_of(name: str, run: Run) -> str:
     options = {option: options_of(run).get(option) for option in WAYS.get(name, ())}
     told = {"max_step_lag": "max_step_lag {}", "serial": "serial", "mkl_avx2": "MKL with AVX2"}
     told |= {"workers": "{} workers", "rate": "{} Mbit/s", "dim": "dim {}", "dense": "dense values beside {}"}
+    told |= {"examples": "{} examples"}
     values = {
         option: " ".join(map(str, np.atleast_1d(value))) for option, value in options.items() if value is not None
     }

@@ -36,6 +36,7 @@ TINY = {  # in the order in which they start: the longest first
     "het_misses": "--rows 40000 --batch 8 --steps 20 --moved-steps 2500 --percent 5",
     "het_traffic": "--rows 50000 --workers 2 --batch 8 --steps 30 --curve-workers 2 --curve-lags 10 --curve-steps 10 "
     "--measured-workers 2 --measured-dims 4 --measured-rows 50000 --measured-batch 8 --measured-steps 20",
+    "het_cost": "--workers 2 --dims 4 --batches 8 --rows 50000 --max-steps 10 --rounds 1",
     "het_auc": "--workers 2 --examples 2000 --tested 500 --ids 50000",
     "het_link": "--workers 2 --pservers 1 --rate 1000 --dim 4 --examples 2000 --ids 50000 --batch 128 "
     "--evaluate-every 3 --proxy",
@@ -156,7 +157,7 @@ def test_the_page_shows_every_recorded_run(tiny: Tiny) -> None:
         f"plots/{name}.svg"
         for name in (
             *("client", "cluster", "growth-memory", "growth-rate", "lookup", "step"),
-            *("het-misses", "het-traffic", "het-auc", "het-link-wide_deep-1000-4-2-workers"),
+            *("het-misses", "het-traffic", "het-auc", "het-link-wide_deep-1000-4-2-workers-2000"),
         )
     }
     assert all(f"({path})" in text for path in made)

@@ -1,0 +1,121 @@
+"""What does a row cache cost in CPU?
+
+`python -m benchmarks.het_cost` from the root of a checkout. Jobs of one and of several workers in async mode, with real
+clients in this process and a pserver process: Adagrad, batches of Criteo's shape as in `benchmarks.het_traffic`, and
+gradients that are the same for a row in every step but for noise. Each job runs without caches, with rows that lag by
+at most a distance of twice the learning rate, and by 100 updates and a quarter of all; all rows fit into the caches.
+
+Figures are of the second half of the steps: CPU of a worker's lookup and update, its I/O thread included, and of the
+pserver, for each distinct row of a batch. A small batch shows what a step costs whatever its size, a large one what a
+row costs. Waits are not CPU, and nothing of Paddle is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cpu_clock import cpu_seconds
+from benchmarks.het.clients import RATE, one_process_job
+from benchmarks.het.trace import Trace, draw
+from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM
+from benchmarks.record import Record, add_results
+from fleet_sparse.core.row_bound import DEFAULT_SHARE, RowBound
+from fleet_sparse.models.synthetic import criteo_sizes
+from fleet_sparse.warm_up import warm_up
+
+NO_CACHE, DRIFT, LAG = "no cache", "drift 2 x rate", "lag 100, share 1/4"
+BOUNDS = {NO_CACHE: None, DRIFT: RowBound(drift=2 * RATE), LAG: RowBound(100, DEFAULT_SHARE)}
+_NOISE = np.float32(2.0)  # of a gradient, over its mean
+_EXPONENT = 1.1
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures each job and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=AT_LEAST_1, nargs="+", default=[1, 4])
+    parser.add_argument("--dims", type=DIM, nargs="+", default=[16, 64])
+    parser.add_argument("--batches", type=AT_LEAST_1, nargs="+", default=[32, 2048], help="examples of a batch")
+    parser.add_argument("--rows", type=AT_LEAST_1, default=300_000)
+    parser.add_argument("--examples", type=AT_LEAST_1, default=400_000, help="of all workers and steps of a job")
+    parser.add_argument("--max-steps", type=AT_LEAST_2, default=600)
+    parser.add_argument("--rounds", type=AT_LEAST_1, default=3)
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    record, console = Record("het_cost", options), Console(width=120)
+    warm_up()
+    rounds = []
+    with console.status("") as status:
+        for number in range(options.rounds):
+            rounds.append(measured_round(options, number, status.update))
+    show(console, rounds)
+    record.append(rounds)
+
+
+def measured_round(
+    options: argparse.Namespace, seed: int, on_progress: Callable[[str], None]
+) -> dict[str, dict[str, float]]:
+    """Returns what each job costs, with and without caches."""
+    found = {}
+    for num_workers in options.workers:
+        for batch in options.batches:
+            steps = max(2, min(options.examples // (batch * num_workers), options.max_steps))
+            shape = {"exponent": _EXPONENT, "batch": batch, "num_steps": steps}
+            sizes = criteo_sizes(options.rows)
+            traces = [draw(sizes, **shape, seed=100 * seed + worker) for worker in range(num_workers)]
+            for dim in options.dims:
+                for of_bound, bound in BOUNDS.items():
+                    name = f"{num_workers} workers, dim {dim}, {batch} examples: {of_bound}"
+                    on_progress(f"seed {seed}: {name}")
+                    found[name] = measured(traces, dim, bound, seed)
+    return found
+
+
+def measured(traces: Sequence[Trace], dim: int, bound: RowBound | None, seed: int) -> dict[str, float]:
+    """Returns the CPU of a job's workers and of its pserver, nanoseconds a row, and the distinct rows of a batch."""
+    rng, first_counted = np.random.default_rng(seed), traces[0].num_steps // 2
+    means = rng.standard_normal((traces[0].num_ids, 1), np.float32)
+    num_rows, own_s, others_s, pserver_s = 0, 0.0, 0.0, 0.0
+    with one_process_job(len(traces), dim, bound, traces[0].num_ids) as (workers, pid):
+        for step in range(traces[0].num_steps):
+            if step == first_counted:
+                num_rows, own_s, pserver_s = 0, 0.0, -cpu_seconds([pid])
+                others_s = time.thread_time() - time.process_time()
+            for worker, trace in zip(workers, traces, strict=True):
+                batch = worker.batch(trace.batch(step).astype(np.int64))
+                grads = means[batch.unique.ids] + _NOISE * rng.standard_normal(batch.values.shape, np.float32)
+                begun = time.thread_time()
+                worker.read(batch)
+                worker.update(batch, grads)
+                own_s += time.thread_time() - begun
+                num_rows += len(batch.unique.ids)
+        for worker in workers:
+            worker.client.flush()
+        others_s += time.process_time() - time.thread_time()
+        pserver_s += cpu_seconds([pid])
+    return {
+        "worker_ns": 1e9 * (own_s + others_s) / num_rows,
+        "pserver_ns": 1e9 * pserver_s / num_rows,
+        "rows": num_rows / (len(traces) * (traces[0].num_steps - first_counted)),
+    }
+
+
+def show(console: Console, rounds: Sequence[dict[str, dict[str, float]]]) -> None:
+    """Prints medians over the rounds."""
+    table = Table(title="CPU of a distinct row, ns")
+    table.add_column("job", no_wrap=True)
+    for heading in ("worker", "pserver", "distinct rows"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in rounds[0]:
+        medians = [np.median([each[name][key] for each in rounds]) for key in ("worker_ns", "pserver_ns", "rows")]
+        table.add_row(name, *(f"{median:.0f}" for median in medians))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
