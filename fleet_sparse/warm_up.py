@@ -28,6 +28,7 @@ from fleet_sparse.core import (  # noqa: F401
     kernels_initial,
     kernels_memory,
     kernels_ownership,
+    kernels_row_asks,
     kernels_rows,
     kernels_sketch,
     rules,

@@ -25,10 +25,15 @@ def max_held(clock: int, lag: int, share: float, num_workers: int) -> int:
 
 
 @inlined
+def max_behind(clock: int, lag: int, share: float, num_workers: int) -> int:
+    """Returns how far a copy of a row, of one of several workers, may be behind the pserver."""
+    return max_lag(clock, lag, share) - (num_workers - 1) * max_held(clock, lag, share, num_workers)
+
+
+@inlined
 def lease_steps(clock: int, lag: int, share: float, num_workers: int) -> int:
     """Returns for how many further steps a copy of now, of one of several workers, is within a bound in updates."""
-    others = num_workers - 1
-    return (max_lag(clock, lag, share) - others * max_held(clock, lag, share, num_workers)) // others
+    return max_behind(clock, lag, share, num_workers) // (num_workers - 1)
 
 
 @inlined

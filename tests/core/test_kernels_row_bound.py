@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_sparse.core.kernels_row_bound import are_states_old, lease_steps, max_held, units
+from fleet_sparse.core.kernels_row_bound import are_states_old, lease_steps, max_behind, max_held, units
 from fleet_sparse.core.row_bound import MIN_DRIFT, RowBound
 from fleet_sparse.core.row_bound import are_states_old as are_old
 
@@ -20,6 +20,12 @@ CLOCKS = st.integers(0, 2**32 - 1)
 def test_kernels_allow_to_hold_as_much_as_the_bound(bound: RowBound, clock: int, num_workers: int) -> None:
     (expected,) = bound.max_held(np.array([clock], np.uint32), num_workers)
     assert max_held(clock, bound.terms.lag, bound.terms.share, num_workers) == expected
+
+
+@given(BOUNDS, CLOCKS, st.integers(2, 64))
+def test_kernels_allow_copies_to_be_behind_as_the_bound(bound: RowBound, clock: int, num_workers: int) -> None:
+    (expected,) = bound.max_behind(np.array([clock], np.uint32), num_workers)
+    assert max_behind(clock, bound.terms.lag, bound.terms.share, num_workers) == expected
 
 
 @given(st.builds(RowBound, st.integers(1, 2000), st.none() | st.floats(0.01, 1)), CLOCKS, st.integers(2, 64))
