@@ -11,16 +11,6 @@ from .jit import FLOAT32_IN, FLOAT32S, INT64, INT64_IN, UINT32_IN, UINT32S, kern
 _AHEAD = np.uint64(16)
 
 
-@kernel(UINT32S, INT64_IN, UINT32S)
-def read_clocks(clocks: NDArray[np.uint32], row_indices: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
-    """Writes the clock of each row, `(n,)`; 0 where the row index is negative."""
-    n = np.uint64(row_indices.shape[0])
-    for i in range(n):
-        if i + _AHEAD < n and row_indices[i + _AHEAD] >= 0:
-            prefetch_write(clocks, np.uint64(row_indices[i + _AHEAD]))
-        out[i] = clocks[np.uint64(row_indices[i])] if row_indices[i] >= 0 else np.uint32(0)
-
-
 @kernel(UINT32S, INT64_IN, UINT32_IN)
 def advance_clocks(clocks: NDArray[np.uint32], row_indices: NDArray[np.int64], amounts: NDArray[np.uint32]) -> None:
     """Adds an amount to the clock of each row, modulo 2^32; both are `(n,)`, and no row index is negative."""

@@ -9,7 +9,7 @@ from .intrinsics import copy, prefetch_read, prefetch_write
 from .jit import FLOAT32_IN, FLOAT32S, FLOAT64_IN, INT64, INT64_IN, UINT64, kernel
 from .kernels_initial import write_initial
 
-_AHEAD, _LINE, _ZERO = np.uint64(16), np.uint64(16), np.uint64(0)
+_AHEAD, _LINE, _ZERO, _ONE = np.uint64(16), np.uint64(16), np.uint64(0), np.uint64(1)
 
 
 @kernel(FLOAT32S, INT64, INT64_IN, INT64_IN, INT64, INT64, FLOAT64_IN, UINT64, FLOAT32S)
@@ -35,6 +35,42 @@ def gather_or_initialize(
             copy(out, i * d, rows, np.uint64(row_indices[i]) * stride, d)
         else:
             write_initial(ids[i], d, kind, values, stream, out, i * d)
+
+
+@kernel(FLOAT32S, INT64, INT64, INT64_IN, INT64, FLOAT32_IN, FLOAT32S)
+def gather_states(
+    states: NDArray[np.float32],
+    stride: int,
+    offset: int,
+    row_indices: NDArray[np.int64],
+    dim: int,
+    initial: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:
+    """Writes the states of each row to `out`, one after another; where the row index is -1, the initial ones.
+
+    Args:
+        states: The states, flat.
+        stride: Floats from the states of one row to those of the next.
+        offset: Floats before the states of the first row.
+        row_indices: `(n,)`.
+        dim: Floats of a row.
+        initial: `(num_states,)`, the value that each state begins with.
+        out: Output, `(n * num_states * dim,)`.
+    """
+    d, num_states, n = np.uint64(dim), np.uint64(initial.shape[0]), np.uint64(row_indices.shape[0])
+    w = num_states * d
+    for i in range(n):
+        if i + _AHEAD < n and row_indices[i + _AHEAD] >= 0:
+            ahead = np.uint64(row_indices[i + _AHEAD]) * np.uint64(stride) + np.uint64(offset)
+            for j in range(_ZERO, w, _LINE):
+                prefetch_read(states, ahead + j)
+        if row_indices[i] >= 0:
+            copy(out, i * w, states, np.uint64(row_indices[i]) * np.uint64(stride) + np.uint64(offset), w)
+            continue
+        for k in range(num_states):
+            for j in range(i * w + k * d, i * w + (k + _ONE) * d):
+                out[j] = initial[k]
 
 
 @kernel(FLOAT32S, INT64, INT64, INT64_IN, INT64, FLOAT32S)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.columns import Column
-from fleet_sparse.core.kernels_clocks import advance_clocks, read_clocks
+from fleet_sparse.core.kernels_clocks import advance_clocks
 
 from .column_array import ColumnArray
 from .virtual_memory import ReservedMemory
@@ -41,11 +41,10 @@ class RowClocks:
         """Where they are."""
         return self._column.memory
 
-    def read(self, row_indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the clock of each row, 0 where the row index is negative; both are `(n,)`."""
-        clocks = np.empty(len(row_indices), np.uint32)
-        read_clocks(self._column.elements, row_indices, clocks)
-        return clocks
+    @property
+    def of_rows(self) -> NDArray[np.uint32]:
+        """`(max_rows,)`, the clock of each row at its row index; to be read."""
+        return self._column.elements
 
     def advance(self, row_indices: NDArray[np.int64], amounts: NDArray[np.uint32]) -> None:
         """Adds an amount to the clock of each row; both are `(n,)`."""

@@ -21,7 +21,7 @@ from fleet_sparse.core.kernels_changes import merge_changes
 from fleet_sparse.core.kernels_clocks import measure_moves
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_index import find, find_or_create, find_owned, hash_each, list_ids
-from fleet_sparse.core.kernels_rows import gather, gather_or_initialize, move_rows, scatter
+from fleet_sparse.core.kernels_rows import gather, gather_or_initialize, gather_states, move_rows, scatter
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.rules import KERNEL_TYPES
 from fleet_sparse.core.table_spec import NUM_SHOW_CLICK, TableSpec
@@ -171,37 +171,39 @@ class TableStore:
         else:
             num_misrouted = find_owned(index.cells, index.classes, index.salt, shard_of_bucket, shard, ids, row_indices)
         if num_misrouted == 0:
-            gather_or_initialize(
-                self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1)
-            )
-            if self.spec.has_show_click:
-                out[row_indices < 0, :NUM_SHOW_CLICK] = 0
+            self._gather(row_indices, ids, out)
         return num_misrouted
 
-    def states(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns the optimizer states `(n, num_states, dim)` of ids `(n,)`; initial ones of ids without a row.
+    def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the row index of each id, -1 for one without a row; both are `(n,)`.
+
+        `rows_at` and `states_at` take row indices until rows are removed, and until an id without a row gets one.
 
         Raises:
             ValueError: Ids have another shape or dtype, or the store is closed.
         """
         ids = self._checked_ids(ids)
-        states = np.empty((len(ids), len(self._initial_state), self._dim), np.float32)
-        if self._state_width:
-            row_indices = self._scratch(len(ids))
-            find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
-            states[:] = self._initial_state[:, None]
-            present = np.flatnonzero(row_indices >= 0)
-            found = np.empty(len(present) * self._state_width, np.float32)
-            indices = row_indices[present]
-            gather(self._states, self._state_stride, self._state_offset, indices, self._state_width, found)
-            states[present] = found.reshape(-1, *states.shape[1:])
-        return states
+        row_indices = np.empty(len(ids), np.int64)
+        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+        return row_indices
 
-    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns the rows `(n, dim)` of ids `(n,)`, as `pull`."""
+    def rows_at(self, row_indices: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the rows `(n, dim)` of ids `(n,)` that `find` found at these indices, as `pull`."""
         rows = np.empty((len(ids), self._dim), np.float32)
-        self.pull(ids, rows)
+        self._gather(row_indices, ids, rows)
         return rows
+
+    def states_at(self, row_indices: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the optimizer states `(n, num_states, dim)` of the rows that `find` found at these indices, `(n,)`.
+
+        Where the index is -1, they are the initial ones.
+        """
+        states = np.empty((len(row_indices), len(self._initial_state), self._dim), np.float32)
+        gather_states(
+            *(self._states, self._state_stride, self._state_offset, row_indices, self._dim),
+            *(self._initial_state, states.reshape(-1)),
+        )
+        return states
 
     def has_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns for each of the ids `(n,)` whether it has a row.
@@ -209,10 +211,7 @@ class TableStore:
         Raises:
             ValueError: Ids have another shape or dtype, or the store is closed.
         """
-        ids = self._checked_ids(ids)
-        row_indices = self._scratch(len(ids))
-        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
-        has_rows: NDArray[np.bool_] = row_indices >= 0
+        has_rows: NDArray[np.bool_] = self.find(ids) >= 0
         return has_rows
 
     def push(
@@ -319,18 +318,17 @@ class TableStore:
             self._clocks = self._bound = None
             self._on_moved()
 
-    def clocks(self, ids: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the clock of the row of each id; both are `(n,)`. It is 0 for an id without a row.
+    @property
+    def clocks(self) -> NDArray[np.uint32]:
+        """The clock of each row, at its row index; to be read.
 
         Raises:
-            ValueError: Ids have another shape or dtype, there are no clocks, or the store is closed.
+            ValueError: There are no clocks, or the store is closed.
         """
-        ids = self._checked_ids(ids)
+        self._check_open()
         if self._clocks is None:
             raise ValueError(f"{self._where}: it has no clocks")
-        row_indices = self._scratch(len(ids))
-        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
-        return self._clocks.read(row_indices)
+        return self._clocks.of_rows
 
     def merge(
         self,
@@ -598,9 +596,7 @@ class TableStore:
         """
         self._check_open()
         self._check_no_capture("rows are removed")
-        ids = self._checked_ids(ids)
-        row_indices = np.empty(len(ids), np.int64)
-        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+        row_indices = self.find(ids)
         removed = np.zeros(-(-self.num_rows // 8), np.uint8)
         num_removed = count_and_set_bits(removed, row_indices)
         self._remove(removed, num_removed, noted=noted)
@@ -618,8 +614,7 @@ class TableStore:
         if is_removed:
             self._metadata.restore_changes(np.empty(0, np.int64), ids.copy())
             return
-        row_indices = np.empty(len(ids), np.int64)
-        find(self._index.cells, self._index.classes, self._index.salt, ids, row_indices)
+        row_indices = self.find(ids)
         self._metadata.restore_changes(row_indices[row_indices >= 0], np.empty(0, np.int64))
 
     def end_day(self) -> None:
@@ -759,6 +754,12 @@ class TableStore:
             each.close()
         if self._clocks is not None:
             self._clocks.close()
+
+    def _gather(self, row_indices: NDArray[np.int64], ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+        """Writes the rows of ids `(n,)` with these indices to `out`, `(n, dim)`; initial values where they are -1."""
+        gather_or_initialize(self._rows, self._row_stride, row_indices, ids, self._dim, *self._initial, out.reshape(-1))
+        if self.spec.has_show_click:
+            out[row_indices < 0, :NUM_SHOW_CLICK] = 0
 
     def _arrays(self) -> RowArrays:
         return RowArrays(

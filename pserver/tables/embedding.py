@@ -222,7 +222,8 @@ class EmbeddingTable:
         buckets = self._shard_of_bucket if self._num_shards > 1 else None
         if num_misrouted := self.store.pull(ids, rows, buckets, self._shard):
             raise self._misrouted(num_misrouted)
-        self._clear_not_admitted(ids, rows)
+        if self.admission is not None:
+            _clear_not_admitted(self.admission, ids, self.store.has_rows(ids), rows)
         return rows
 
     def ask(self, block: Block, terms: CacheTerms) -> RowAnswer:
@@ -232,16 +233,11 @@ class EmbeddingTable:
         versions, (bound, num_workers, counts_steps) = block.copies["versions"], terms
         return answer(self.store, bound, num_workers, block.ids, versions, self._read_rows, counts_steps=counts_steps)
 
-    def _read_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        rows = self.store.rows(ids)
-        self._clear_not_admitted(ids, rows)
-        return rows
-
-    def _clear_not_admitted(self, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        """Sets to 0 the rows of ids that would get none."""
+    def _read_rows(self, row_indices: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        rows = self.store.rows_at(row_indices, ids)
         if self.admission is not None:
-            absent = np.flatnonzero(~self.store.has_rows(ids))
-            rows[absent[~self.admission.admits(ids[absent])]] = 0
+            _clear_not_admitted(self.admission, ids, row_indices >= 0, rows)
+        return rows
 
     def forget_copies(self) -> None:
         """As `Table.forget_copies`."""
@@ -561,3 +557,11 @@ class EmbeddingTable:
 
     def _misrouted(self, number: int) -> Refusal:
         return Refusal(ErrorCode.WRONG_SHARD, f"{self.where}: {number} ids belong to another shard than {self._shard}")
+
+
+def _clear_not_admitted(
+    admission: Admission, ids: NDArray[np.int64], has_rows: NDArray[np.bool_], rows: NDArray[np.float32]
+) -> None:
+    """Sets to 0 the rows `(n, dim)` of ids that have none and would get none."""
+    absent = np.flatnonzero(~has_rows)
+    rows[absent[~admission.admits(ids[absent])]] = 0

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.row_bound import ROW_FOLLOWS, STATES_FOLLOW, RowBound, answers
+from fleet_sparse.core.kernels_row_asks import answer_asks
+from fleet_sparse.core.row_bound import RowBound
 
 from ..storage.table_store import TableStore
 
@@ -44,8 +45,10 @@ class RowAnswer(NamedTuple):
     clock_epoch: int
 
 
-ReadRows = Callable[[NDArray[np.int64]], NDArray[np.float32]]
-"""Returns the rows `(n, dim)` of ids `(n,)`."""
+ReadRows = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
+"""Returns rows `(n, dim)`, as `TableStore.rows_at`."""
+
+_NO_CLOCKS = np.empty(0, np.uint32)
 
 
 def answer(
@@ -71,18 +74,32 @@ def answer(
         read_rows: Reads rows of the table; None if they read as the store has them.
         counts_steps: As of `CacheTerms`.
     """
-    if num_workers == 1:
-        clocks = np.zeros(len(ids), np.uint32)
-    else:
+    clocks = _NO_CLOCKS
+    if num_workers > 1:
         store.make_clocks(bound)
-        clocks = store.clocks(ids)
-    has_states = store.spec.update_rule.num_states > 0
-    slack = answers(bound, clocks, versions, num_workers, has_states=has_states)
-    if not counts_steps:
-        slack[slack < ROW_FOLLOWS] = 0
-    is_due, is_full = slack == ROW_FOLLOWS, slack == STATES_FOLLOW
-    due, full = ids[is_due], ids[is_full]
-    read = store.rows if read_rows is None else read_rows
+        clocks = store.clocks
+    row_indices, num_ids = store.find(ids), len(ids)
+    slack, num_found = np.empty(num_ids, np.uint8), np.empty(2, np.int64)
+    due, due_row_indices, full, full_row_indices = np.empty((4, num_ids), np.int64)
+    due_clocks, full_clocks = np.empty((2, num_ids), np.uint32)
+    lag, share, _ = bound.terms
+    has_states, gives_steps = store.spec.update_rule.num_states > 0, counts_steps and bound.has_leases
+    answer_asks(
+        *(ids, row_indices, versions, clocks, lag, share, num_workers),
+        *(has_states, gives_steps, slack),
+        *(due, due_row_indices, due_clocks),
+        *(full, full_row_indices, full_clocks),
+        num_found,
+    )
+    num_due, num_full = num_found.tolist()
+    full_row_indices = full_row_indices[:num_full]
+    read = store.rows_at if read_rows is None else read_rows
     return RowAnswer(
-        slack, read(due), clocks[is_due], read(full), clocks[is_full], store.states(full), store.clock_epoch
+        slack,
+        read(due_row_indices[:num_due], due[:num_due]),
+        due_clocks[:num_due],
+        read(full_row_indices, full[:num_full]),
+        full_clocks[:num_full],
+        store.states_at(full_row_indices),
+        store.clock_epoch,
     )

@@ -83,8 +83,9 @@ def test_states_follow_a_row_that_enters() -> None:
     slack, full = worker.pull(ask_block(ADAM, ids_of(1, 2), none(2)), step=0).blocks
     assert slack.copies["slack"].tolist() == [STATES_FOLLOW] * 2
     of_store = store_of(worker.shard, ADAM)
-    np.testing.assert_array_equal(full.rows, of_store.rows(ids_of(1, 2)))
-    np.testing.assert_array_equal(full.copies["states"], of_store.states(ids_of(1, 2)))
+    row_indices = of_store.find(ids_of(1, 2))
+    np.testing.assert_array_equal(full.rows, of_store.rows_at(row_indices, ids_of(1, 2)))
+    np.testing.assert_array_equal(full.copies["states"], of_store.states_at(row_indices))
     assert full.copies["versions"].tolist() == [0, 0]
 
 
@@ -123,11 +124,12 @@ def test_a_change_in_16_bits_is_widened() -> None:
 def test_a_change_of_states_adds_to_decayed_states() -> None:
     worker = worker_of(ADAM)
     worker.push(push(ADAM, ids_of(1), floats([1, 2, 3])), step=0)
-    before = store_of(worker.shard, ADAM).states(ids_of(1))
+    store = store_of(worker.shard, ADAM)
+    before = store.states_at(store.find(ids_of(1)))
     copies = {"versions": counts(2), "states": states(1, 2, 3) + np.float32(0.5)}
     worker.push(change(ADAM, 1, copies=copies, optimizer_step=9), step=0)
     decays = np.array([0.9, 0.999]).reshape(1, 2, 1)
-    np.testing.assert_allclose(store_of(worker.shard, ADAM).states(ids_of(1)), before * decays**2 + 0.5, rtol=1e-6)
+    np.testing.assert_allclose(store.states_at(store.find(ids_of(1))), before * decays**2 + 0.5, rtol=1e-6)
     assert worker.shard.states()[0].optimizer_step == 9
 
 

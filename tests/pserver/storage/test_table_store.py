@@ -251,6 +251,27 @@ def test_ids_that_were_pushed_or_set_have_rows(open_store):
     assert store.has_rows(np.empty(0, np.int64)).shape == (0,)
 
 
+@pytest.mark.parametrize("spec", [spec_of(dim=dim) for dim in DIMS] + [spec_of(has_show_click=True)])
+def test_rows_that_were_found_are_those_of_a_pull(open_store, spec):
+    store, ids = open_store(spec), np.array([4, 5, -7, 6, 5])
+    pushed(store, [5, -7], np.ones((2, spec.dim)))
+    row_indices = store.find(ids)
+    assert (row_indices < 0).tolist() == [True, False, False, True, False]
+    np.testing.assert_array_equal(store.rows_at(row_indices, ids), pulled(store, ids))
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam", "ftrl"])
+def test_states_that_were_found_are_those_of_the_rows(open_store, rule, dim):
+    store = open_store(spec_of(rule, dim))
+    initial = np.array(store.spec.update_rule.initial_state(dict(store.spec.hyperparameters)), np.float32)
+    pushed(store, [5, -7], np.arange(1, 1 + 2 * dim).reshape(2, dim))
+    of_rows = dict(zip(all_rows(store).ids.tolist(), all_rows(store).states, strict=True))
+    without = np.repeat(initial[:, None], dim, axis=1)
+    found = store.states_at(store.find(np.array([4, 5, -7, 6])))
+    np.testing.assert_array_equal(found, [without, of_rows[5], of_rows[-7], without])
+
+
 def test_ids_and_gradients_may_be_views_of_a_received_frame(open_store):
     store, plain = open_store(spec_of("sgd")), open_store(spec_of("sgd"))
     ids, grads = np.array([3, -4]), np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -470,6 +491,7 @@ REFUSED = [
     (lambda s: s.remove(np.array([1], np.int32)), r"int32 \(1,\)"),
     (lambda s: s.set_num_days(65_536), "65536"),
     (lambda s: s.has_rows(np.array([1], np.int32)), r"int32 \(1,\)"),
+    (lambda s: s.find(np.array([1], np.int32)), r"int32 \(1,\)"),
     (lambda s: s.set_rows(np.array([1], np.int32), *floats((1, 4))), r"int32 \(1,\)"),
     (lambda s: s.set_rows(np.array([1]), *floats((2, 4))), r"float32 \(2, 4\)"),
 ]
@@ -499,6 +521,7 @@ def test_column_that_does_not_fit_is_refused_and_changes_nothing(open_store, day
         lambda s: pushed(s, [1], np.ones((1, 4))),
         lambda s: s.set_rows(np.array([1]), np.ones((1, 4), np.float32)),
         lambda s: s.has_rows(np.array([1])),
+        lambda s: s.find(np.array([1])),
         loaded,
         lambda s: s.remove(np.array([1])),
         lambda s: s.set_num_days(1),

@@ -21,6 +21,7 @@ from fleet_sparse.pserver.tables.mutations import Assignment, Push, scaled
 from fleet_sparse.pserver.tables.reply_memory import ReplyMemory
 from fleet_sparse.pserver.tables.table import Table, TableContext
 from fleet_sparse.warm_up import warm_up
+from support.clocks import clocks_of
 from support.shards import DENSE, SGD, floats, ids_of, pull
 
 warm_up()
@@ -67,7 +68,7 @@ def test_a_merged_push_counts_the_workers_of_each_id(table: Table) -> None:
     assert dict(zip(push.ids.tolist(), push.num_updates.tolist(), strict=True)) == {1: 1, 2: 3, 3: 1}
     table.apply(push)
     table.apply(pushes[0])
-    assert table.store.clocks(ids_of(1, 2, 3, 4)).tolist() == [2, 4, 1, 0]
+    assert clocks_of(table.store, ids_of(1, 2, 3, 4)).tolist() == [2, 4, 1, 0]
 
 
 def rows_of(push: Push) -> dict[int, list[float]]:

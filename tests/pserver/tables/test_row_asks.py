@@ -60,7 +60,7 @@ def test_states_follow_rows_that_enter_or_grew_by_an_eighth(store: TableStore) -
     follows = STATES_FOLLOW if has_states else ROW_FOLLOWS
     assert said.slack.tolist() == [follows, ROW_FOLLOWS, follows]
     np.testing.assert_array_equal(said.full_rows, rows_of(store, 1, 3)[: 2 * has_states])
-    np.testing.assert_array_equal(said.states, store.states(np.array([1, 3])[: 2 * has_states]))
+    np.testing.assert_array_equal(said.states, store.states_at(store.find(np.array([1, 3])[: 2 * has_states])))
     assert said.full_versions.tolist() == [48, 0][: 2 * has_states]
 
 

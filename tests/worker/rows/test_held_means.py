@@ -99,7 +99,7 @@ class HotRow:
 
     @property
     def velocity(self) -> Values:
-        return self.store.states(ROW).reshape(-1).astype(np.float64)
+        return self.store.states_at(self.store.find(ROW)).reshape(-1).astype(np.float64)
 
 
 class Reference:
