@@ -139,12 +139,12 @@ class CacheIndex:
             *(self._epoch, admission.least_misses, admission.beats_victim, self.num_used, self.capacity),
             *(entering, slots, counters),
         )
-        entering = entering[:num_entering]
-        if policy.counts_uses:
-            counters = counters[entering] if policy.is_halved else np.ones(num_entering, np.int64)
-        else:
-            counters = np.full(num_entering, self._epoch & 255, np.int64)
-        return Entries(entering, slots[:num_entering], counters)
+        counters = counters[:num_entering]
+        if not policy.counts_uses:
+            counters.fill(self._epoch & 255)
+        elif not policy.is_halved:
+            counters.fill(1)
+        return Entries(entering[:num_entering], slots[:num_entering], counters)
 
     def ids_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the id of each slot; both are `(n,)`. The slots are in use."""
@@ -160,11 +160,10 @@ class CacheIndex:
             entries: What `choose` returned in this batch; entries may be left out whose slot is in use.
             step: End of their leases.
         """
-        replace_slots(
+        self.num_used = replace_slots(
             *(self._cells, self._salt, self._cell_of, self.num_used, ids, entries.slots, entries.counters),
             *(step, self._batch),
         )
-        self.num_used = max(self.num_used, int(entries.slots.max(initial=-1)) + 1)
 
     def lease(self, slots: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
         """Leases slots until the given steps, both `(n,)`: at most `MAX_LEASE_STEPS` after the present one."""

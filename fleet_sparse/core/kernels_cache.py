@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .intrinsics import prefetch_write
+from .intrinsics import prefetch_read, prefetch_write
 from .jit import BOOL, INT64, INT64_IN, INT64S, UINT8S, UINT32S, UINT64, UINT64S, inlined, kernel
 from .kernels_hash import splitmix64
 from .kernels_sketch import LINE_BYTES, count_one
@@ -160,7 +160,7 @@ def choose_slots(
         capacity: Number of slots.
         entering: Output, at least `(n,)`: indices of the ids that enter, ascending.
         slots: Output, at least `(n,)`: the slot of each of them.
-        estimates: Output, `(n,)`: number of misses of each id.
+        estimates: Output, at least `(n,)`: number of misses of each of them.
 
     Returns:
         The number of ids that enter.
@@ -178,7 +178,6 @@ def choose_slots(
         h = np.uint64(estimates[i])
         line = ((h & _LOWER) * num_lines) >> _HALF_SHIFT
         estimate = np.int64(count_one(sketch, line * line_bytes, h))
-        estimates[i] = estimate
         if estimate < least_misses:
             continue
         if num_free > 0:
@@ -202,7 +201,7 @@ def choose_slots(
             word = cells[_TWO * victim + _ONE]
             slots[num_entering] = np.int64(word & _SLOT_MASK) - 1
             cells[_TWO * victim + _ONE] = (word & _NO_BATCH) | (this_batch << _BATCH_SHIFT)
-        entering[num_entering] = np.int64(i)
+        entering[num_entering], estimates[num_entering] = np.int64(i), estimate
         num_entering += _ONE
     hand[0] = place
     return int(num_entering)
@@ -226,7 +225,7 @@ def _empty(
     cells[_TWO * hole + _ONE] = _ZERO
 
 
-@kernel(UINT64S, UINT64, UINT32S, INT64, INT64_IN, INT64_IN, INT64_IN, INT64, INT64)
+@kernel(UINT64S, UINT64, UINT32S, INT64, INT64_IN, INT64_IN, INT64_IN, INT64, INT64, result=INT64)
 def replace_slots(
     cells: NDArray[np.uint64],
     salt: np.uint64,
@@ -237,7 +236,7 @@ def replace_slots(
     counters: NDArray[np.int64],
     step: int,
     batch: int,
-) -> None:
+) -> int:
     """Gives slots to ids, in place of the ids that have them.
 
     Args:
@@ -250,10 +249,13 @@ def replace_slots(
         counters: `(n,)`, 0 to 255.
         step: End of their leases.
         batch: Number of their batch.
+
+    Returns:
+        Number of slots in use after that, if there are none between those before and these.
     """
     mask = _mask_of(cells)
     of_all = ((np.uint64(step) & _STEP_MASK) << _STEP_SHIFT) | ((np.uint64(batch) & _BATCH_MASK) << _BATCH_SHIFT)
-    n = np.uint64(ids.shape[0])
+    n, num_used_after = np.uint64(ids.shape[0]), num_used
     for i in range(n):
         if i + _AHEAD < n:
             prefetch_write(cells, _TWO * (splitmix64(np.uint64(ids[i + _AHEAD]) ^ salt) & mask))
@@ -264,6 +266,8 @@ def replace_slots(
         cells[_TWO * cell] = id_
         cells[_TWO * cell + _ONE] = of_all | (np.uint64(counters[i]) << _COUNTER_SHIFT) | (slot + _ONE)
         cell_of[slot] = np.uint32(cell)
+        num_used_after = max(num_used_after, slots[i] + 1)
+    return num_used_after
 
 
 @kernel(UINT64S, UINT32S, INT64_IN, INT64_IN)
@@ -286,7 +290,10 @@ def ids_of_slots(
     cells: NDArray[np.uint64], cell_of: NDArray[np.uint32], slots: NDArray[np.int64], ids: NDArray[np.int64]
 ) -> None:
     """Writes the id of each slot in use, `(n,)`."""
-    for i in range(np.uint64(slots.shape[0])):
+    n = np.uint64(slots.shape[0])
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch_read(cells, _TWO * np.uint64(cell_of[np.uint64(slots[i + _AHEAD])]))
         ids[i] = np.int64(cells[_TWO * np.uint64(cell_of[np.uint64(slots[i])])])
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .intrinsics import prefetch_write
+from .intrinsics import prefetch_read, prefetch_write
 from .jit import FLOAT32_IN, FLOAT32S, FLOAT64, FLOAT64_IN, INT64, INT64_IN, UINT32_IN, inlined, kernel
 
 _AHEAD, _LINE, _ZERO = np.uint64(16), np.uint64(16), np.uint64(0)
@@ -54,15 +54,19 @@ def subtract_base_states(
         least: `(num_states,)`, of `rules.rule.least_addends`: rounding shall not make a sum of squares negative.
         out: Output, `(n * num_states * dim,)`.
     """
-    d, num_states = np.uint64(dim), np.uint64(decays.shape[0])
+    d, num_states, n = np.uint64(dim), np.uint64(decays.shape[0]), np.uint64(slots.shape[0])
     width = d * num_states
-    for i in range(np.uint64(slots.shape[0])):
+    for i in range(n):
+        if i + _AHEAD < n:
+            for j in range(_ZERO, width, _LINE):
+                prefetch_read(states, np.uint64(slots[i + _AHEAD]) * width + j)
+                prefetch_read(base_states, np.uint64(slots[i + _AHEAD]) * width + j)
         begin = np.uint64(slots[i]) * width
         for k in range(num_states):
-            decay = power(decays[k], np.uint64(num_updates[i]))
+            decay, least_change = power(decays[k], np.uint64(num_updates[i])), least[k]
             for j in range(k * d, (k + np.uint64(1)) * d):
                 before = decay * np.float64(base_states[begin + j])
-                out[i * width + j] = np.float32(max(np.float64(states[begin + j]) - before, least[k]))
+                out[i * width + j] = np.float32(max(np.float64(states[begin + j]) - before, least_change))
 
 
 @kernel(

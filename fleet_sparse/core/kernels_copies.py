@@ -8,6 +8,8 @@ of its row and of its states, `NO_VERSION` for none, and how many updates are he
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,7 +37,9 @@ NUM_COUNTS, KNOWN, STATES_KNOWN, HELD, STATES_HELD = 4, 0, 1, 2, 3
 _COUNTS, _KNOWN, _STATES_KNOWN = np.uint64(NUM_COUNTS), np.uint64(KNOWN), np.uint64(STATES_KNOWN)
 _HELD, _STATES_HELD = np.uint64(HELD), np.uint64(STATES_HELD)
 _NO_VERSION, _ROW_FOLLOWS, _STATES_FOLLOW = int(NO_VERSION), ROW_FOLLOWS, STATES_FOLLOW
-_AHEAD, _LINE, _ZERO, _ONE = np.uint64(8), np.uint64(16), np.uint64(0), np.uint64(1)
+_LINE, _ZERO, _ONE = np.uint64(16), np.uint64(0), np.uint64(1)
+# A kernel that reads one array looks further ahead: a core has only so many lines on their way from memory.
+_AHEAD, _FAR_AHEAD = np.uint64(8), np.uint64(16)
 
 
 @kernel(FLOAT32S, INT64_IN, INT64, FLOAT32S)
@@ -43,9 +47,9 @@ def gather_copies(copies: NDArray[np.float32], slots: NDArray[np.int64], width: 
     """Writes the copy of each slot to its place in `out`, `(n * width,)`; leaves it as it is where the slot is -1."""
     w, n = np.uint64(width), np.uint64(slots.shape[0])
     for i in range(n):
-        if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
+        if i + _FAR_AHEAD < n and slots[i + _FAR_AHEAD] >= 0:
             for j in range(_ZERO, w, _LINE):
-                prefetch_read(copies, np.uint64(slots[i + _AHEAD]) * w + j)
+                prefetch_read(copies, np.uint64(slots[i + _FAR_AHEAD]) * w + j)
         if slots[i] >= 0:
             copy(out, i * w, copies, np.uint64(slots[i]) * w, w)
 
@@ -114,18 +118,22 @@ def refresh_states(
         decays: `(num_states,)`, as in `kernels_changes`.
         least: `(num_states,)`, as of `subtract_base_states`.
     """
-    d, num_states = np.uint64(dim), np.uint64(decays.shape[0])
+    d, num_states, n = np.uint64(dim), np.uint64(decays.shape[0]), np.uint64(slots.shape[0])
     width = d * num_states
-    for i in range(np.uint64(slots.shape[0])):
+    for i in range(n):
+        if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
+            for j in range(_ZERO, width, _LINE):
+                prefetch_write(states, np.uint64(slots[i + _AHEAD]) * width + j)
+                prefetch_write(base_states, np.uint64(slots[i + _AHEAD]) * width + j)
         if slots[i] < 0:
             continue
         at = np.uint64(slots[i]) * width
         num_updates = np.uint64(counts[_COUNTS * np.uint64(slots[i]) + _STATES_HELD])
         for k in range(num_states):
-            decay = power(decays[k], num_updates)
+            decay, least_own = power(decays[k], num_updates), least[k]
             for j in range(k * d, (k + _ONE) * d):
                 value = fresh[i * width + j]
-                own = max(np.float64(states[at + j]) - decay * np.float64(base_states[at + j]), least[k])
+                own = max(np.float64(states[at + j]) - decay * np.float64(base_states[at + j]), least_own)
                 states[at + j] = np.float32(decay * np.float64(value) + own) if num_updates > _ZERO else value
                 base_states[at + j] = value
 
@@ -144,15 +152,6 @@ def subtract_bases(
         at = np.uint64(slots[i]) * w
         for j in range(w):
             out[i * w + j] = copies[at + j] - bases[at + j]
-
-
-@kernel(FLOAT32S, FLOAT32S, INT64_IN, INT64)
-def settle_bases(copies: NDArray[np.float32], bases: NDArray[np.float32], slots: NDArray[np.int64], width: int) -> None:
-    """Makes copies their own bases; slots of -1 are passed over."""
-    w = np.uint64(width)
-    for i in range(np.uint64(slots.shape[0])):
-        if slots[i] >= 0:
-            copy(bases, np.uint64(slots[i]) * w, copies, np.uint64(slots[i]) * w, w)
 
 
 @inlined
@@ -212,8 +211,8 @@ def plan_reads(
         is_end = m == np.uint64(missing.shape[0])
         end = slots.shape[0] if is_end else missing[m]
         while u < num_unleased and unleased[u] < end:
-            if u + _AHEAD < num_unleased:
-                prefetch_read(counts, _COUNTS * np.uint64(slots[np.uint64(unleased[u + _AHEAD])]))
+            if u + _FAR_AHEAD < num_unleased:
+                prefetch_read(counts, _COUNTS * np.uint64(slots[np.uint64(unleased[u + _FAR_AHEAD])]))
             at = _COUNTS * np.uint64(slots[np.uint64(unleased[u])])
             version = counts[at + _KNOWN]
             age = np.uint32(version - counts[at + _STATES_KNOWN])
@@ -270,11 +269,7 @@ def place_answers(
 @inlined
 def lag_class(lag: int) -> int:
     """Returns the class of a lag: 0 of 0, and k of those from `2^(k-1)` to below `2^k`."""
-    of_lag, rest = 0, np.uint32(lag)
-    while rest > 0:
-        rest >>= np.uint32(1)
-        of_lag += 1
-    return of_lag
+    return math.frexp(np.float64(lag))[1]
 
 
 @kernel(INT64_IN, INT64_IN, UINT8_IN, UINT32_IN, UINT32S, INT64_IN, INT64, INT64S)
@@ -300,8 +295,10 @@ def count_lags(
         num_classes: Number of classes of lags.
         histogram: `(num_shards * num_classes,)`: number of copies by shard and `lag_class`; changed.
     """
-    row, shard, end = _ZERO, _ZERO, num_per_shard[0]
-    for i in range(np.uint64(asked.shape[0])):
+    row, shard, end, n = _ZERO, _ZERO, num_per_shard[0], np.uint64(asked.shape[0])
+    for i in range(n):
+        if i + _FAR_AHEAD < n and slots[np.uint64(asked[i + _FAR_AHEAD])] >= 0:
+            prefetch_write(counts, _COUNTS * np.uint64(slots[np.uint64(asked[i + _FAR_AHEAD])]))
         if slack[i] < _ROW_FOLLOWS:
             continue
         while asked[i] >= end:
@@ -316,25 +313,47 @@ def count_lags(
         row += _ONE
 
 
-@kernel(INT64_IN, INT64_IN, UINT8_IN, UINT32_IN, UINT32S, INT64S, INT64S)
+@kernel(
+    *(INT64_IN, INT64_IN, UINT8_IN, UINT32_IN, FLOAT32_IN, INT64, FLOAT32_IN, INT64, UINT32S),
+    *(INT64S, INT64S, FLOAT32S, FLOAT32S, UINT32S),
+    result=INT64,
+)
 def note_answers(
     slots: NDArray[np.int64],
     asked: NDArray[np.int64],
     slack: NDArray[np.uint8],
     versions: NDArray[np.uint32],
+    rows: NDArray[np.float32],
+    width: int,
+    states: NDArray[np.float32],
+    state_width: int,
     counts: NDArray[np.uint32],
     row_slots: NDArray[np.int64],
     state_slots: NDArray[np.int64],
-) -> None:
-    """Takes note of the clocks in an answer.
+    entering_rows: NDArray[np.float32],
+    entering_states: NDArray[np.float32],
+    entering_versions: NDArray[np.uint32],
+) -> int:
+    """Takes note of the clocks in an answer, and writes the rows that enter.
 
     Args:
         slots: With the next three arguments, as in `count_lags`.
+        rows: `(m * width,)`, the rows that follow.
+        width: Floats of a row.
+        states: `(l * state_width,)`, the states that follow.
+        state_width: Floats of the states of a row.
         counts: Of the copies; changed.
-        row_slots: Output: for each row that follows its slot, -1 if the row enters.
-        state_slots: Output: the same for each row whose states follow.
+        row_slots: Output, `(m,)`: for each row that follows its slot, -1 if the row enters.
+        state_slots: Output, `(l,)`: the same for each row whose states follow.
+        entering_rows: Output: the rows that enter.
+        entering_states: Output: their states, where the rule has some.
+        entering_versions: Output, as long as `asked` has places without a slot: their clocks.
+
+    Returns:
+        The number of rows that enter.
     """
-    row, state = _ZERO, _ZERO
+    w, of_states = np.uint64(width), np.uint64(state_width)
+    row, state, num_entering = _ZERO, _ZERO, _ZERO
     for i in range(np.uint64(asked.shape[0])):
         if slack[i] < _ROW_FOLLOWS:
             continue
@@ -343,12 +362,19 @@ def note_answers(
         has_states = slack[i] == _STATES_FOLLOW
         if has_states:
             state_slots[state] = slot
-            state += _ONE
         if slot >= 0:
             counts[_COUNTS * np.uint64(slot) + _KNOWN] = versions[row]
             if has_states:
                 counts[_COUNTS * np.uint64(slot) + _STATES_KNOWN] = versions[row]
+        else:
+            copy(entering_rows, num_entering * w, rows, row * w, w)
+            if has_states:
+                copy(entering_states, num_entering * of_states, states, state * of_states, of_states)
+            entering_versions[num_entering] = versions[row]
+            num_entering += _ONE
         row += _ONE
+        state += _ONE if has_states else _ZERO
+    return int(num_entering)
 
 
 @kernel(INT64_IN, INT64_IN, UINT8_IN, UINT32_IN, INT64, FLOAT64, INT64, BOOL, INT64, INT64, INT64S, INT64S)
@@ -389,34 +415,88 @@ def find_leases(
         steps[i] = min(max(left - steps_off, -1), most_steps)
 
 
-@kernel(INT64_IN, UINT32_IN, UINT32S)
-def begin_counts(slots: NDArray[np.int64], versions: NDArray[np.uint32], counts: NDArray[np.uint32]) -> None:
-    """Writes the counts of new copies with these slots and clocks, both `(n,)`, which hold nothing."""
-    for i in range(np.uint64(slots.shape[0])):
-        at = _COUNTS * np.uint64(slots[i])
+@kernel(
+    *(INT64_IN, FLOAT32_IN, FLOAT32_IN, UINT32_IN, FLOAT32S, FLOAT32S, INT64),
+    *(FLOAT32S, FLOAT32S, INT64, UINT32S),
+)
+def enter_copies(
+    slots: NDArray[np.int64],
+    rows: NDArray[np.float32],
+    row_states: NDArray[np.float32],
+    versions: NDArray[np.uint32],
+    copies: NDArray[np.float32],
+    bases: NDArray[np.float32],
+    width: int,
+    states: NDArray[np.float32],
+    base_states: NDArray[np.float32],
+    state_width: int,
+    counts: NDArray[np.uint32],
+) -> None:
+    """Writes new copies, which hold nothing, over those that had their slots.
+
+    Args:
+        slots: `(n,)`, none negative.
+        rows: `(n * width,)`.
+        row_states: `(n * state_width,)`.
+        versions: `(n,)`, their clocks.
+        copies: The copies; changed, as all that follow.
+        bases: Their bases, or the copies again if there are none.
+        width: Floats of a copy.
+        states: States of the copies.
+        base_states: Their bases, or the states again if there are none.
+        state_width: Floats of the states of a copy.
+        counts: Of the copies.
+    """
+    w, of_states, n = np.uint64(width), np.uint64(state_width), np.uint64(slots.shape[0])
+    for i in range(n):
+        if i + _AHEAD < n:
+            ahead = np.uint64(slots[i + _AHEAD])
+            prefetch_write(counts, _COUNTS * ahead)
+            for j in range(_ZERO, w, _LINE):
+                prefetch_write(copies, ahead * w + j)
+                prefetch_write(bases, ahead * w + j)
+            for j in range(_ZERO, of_states, _LINE):
+                prefetch_write(states, ahead * of_states + j)
+                prefetch_write(base_states, ahead * of_states + j)
+        slot = np.uint64(slots[i])
+        copy(copies, slot * w, rows, i * w, w)
+        copy(bases, slot * w, rows, i * w, w)
+        copy(states, slot * of_states, row_states, i * of_states, of_states)
+        copy(base_states, slot * of_states, row_states, i * of_states, of_states)
+        at = _COUNTS * slot
         counts[at + _KNOWN], counts[at + _STATES_KNOWN] = versions[i], versions[i]
         counts[at + _HELD], counts[at + _STATES_HELD] = np.uint32(0), np.uint32(0)
 
 
-@kernel(INT64_IN, UINT32S)
-def count_updates(slots: NDArray[np.int64], counts: NDArray[np.uint32]) -> None:
-    """Adds one held update to each copy; places without one, whose slot is -1, are passed over."""
-    n = np.uint64(slots.shape[0])
+@kernel(INT64_IN, UINT32S, INT64S, result=INT64)
+def find_holding(slots: NDArray[np.int64], counts: NDArray[np.uint32], found: NDArray[np.int64]) -> int:
+    """Finds the copies that hold updates, of the row or only of its states.
+
+    Args:
+        slots: `(n,)`, none negative.
+        counts: Of the copies.
+        found: Output, at least `(n,)`: the slots of those that do, in the same order.
+
+    Returns:
+        Their number.
+    """
+    num_found, n = _ZERO, np.uint64(slots.shape[0])
     for i in range(n):
-        if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
-            prefetch_write(counts, _COUNTS * np.uint64(slots[i + _AHEAD]))
-        if slots[i] >= 0:
-            at = _COUNTS * np.uint64(slots[i])
-            counts[at + _HELD] += np.uint32(1)
-            counts[at + _STATES_HELD] += np.uint32(1)
+        if i + _FAR_AHEAD < n:
+            prefetch_read(counts, _COUNTS * np.uint64(slots[i + _FAR_AHEAD]))
+        at = _COUNTS * np.uint64(slots[i])
+        found[num_found] = slots[i]
+        num_found += _ONE if counts[at + _HELD] > 0 or counts[at + _STATES_HELD] > 0 else _ZERO
+    return int(num_found)
 
 
 @kernel(
-    *(INT64_IN, FLOAT32S, FLOAT32S, INT64, UINT32S, INT64, INT64, FLOAT64, FLOAT64, INT64),
+    *(INT64_IN, BOOL, FLOAT32S, FLOAT32S, INT64, UINT32S, INT64, INT64, FLOAT64, FLOAT64, INT64),
     *(INT64S, INT64S, INT64S, INT64S),
 )
-def find_due(
+def hold_updates(
     slots: NDArray[np.int64],
+    may_hold: bool,
     copies: NDArray[np.float32],
     bases: NDArray[np.float32],
     width: int,
@@ -431,14 +511,15 @@ def find_due(
     single_updates: NDArray[np.int64],
     num_found: NDArray[np.int64],
 ) -> None:
-    """Finds out what is sent of a batch that was trained and counted.
+    """Adds an update to what each copy of a batch holds, once it was trained, and finds out what of them is sent.
 
     Args:
         slots: `(n,)`, -1 for ids without a copy.
+        may_hold: False if no updates are held: none is added.
         copies: The copies.
         bases: Their bases; not read without `units_per_distance`.
         width: Floats of a copy.
-        counts: Of the copies.
+        counts: Of the copies; changed.
         num_workers: Number of workers that the bound is divided by; 1 if `most_held` alone says what may be held.
         lag: With `share`, the bound, as in `kernels_row_bound`.
         share: As above.
@@ -450,10 +531,12 @@ def find_due(
         num_found: Output, `(3,)`: the lengths of these three.
     """
     w, n = np.uint64(width), np.uint64(slots.shape[0])
-    num_gradients, num_due, num_single = np.uint64(0), np.uint64(0), np.uint64(0)
+    num_gradients, num_due, num_single, more = _ZERO, _ZERO, _ZERO, np.uint32(1 if may_hold else 0)
+    if num_workers > 1 and share < 0.0:  # the same for all clocks
+        most_held = min(most_held, max_held(0, lag, share, num_workers))
     for i in range(n):
         if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
-            prefetch_read(counts, _COUNTS * np.uint64(slots[i + _AHEAD]))
+            prefetch_write(counts, _COUNTS * np.uint64(slots[i + _AHEAD]))
             if units_per_distance > 0.0:
                 for j in range(_ZERO, w, _LINE):
                     prefetch_read(copies, np.uint64(slots[i + _AHEAD]) * w + j)
@@ -463,12 +546,15 @@ def find_due(
             num_gradients += _ONE
             continue
         slot = np.uint64(slots[i])
+        counts[_COUNTS * slot + _HELD] += more
+        counts[_COUNTS * slot + _STATES_HELD] += more
         held = int(counts[_COUNTS * slot + _HELD])
         amount, most = held, most_held
         if num_workers > 1:
-            known = counts[_COUNTS * slot + _KNOWN]
-            clock = 0 if known == _NO_VERSION else int(known)
-            most = min(most, max_held(clock, lag, share, num_workers))
+            if share >= 0.0:
+                known = counts[_COUNTS * slot + _KNOWN]
+                clock = 0 if known == _NO_VERSION else int(known)
+                most = min(most, max_held(clock, lag, share, num_workers))
             if units_per_distance > 0.0:
                 moved = _displacement(copies, bases, slot * w, w)
                 amount = max(units(float(moved), units_per_distance), int(held > 0))
@@ -504,7 +590,7 @@ def read_changes(
         bases: Their bases.
         width: Floats of a copy.
         counts: Of the copies.
-        units_per_distance: As in `find_due`.
+        units_per_distance: As in `hold_updates`.
         changes: Output, `(n * width,)`: by what the copies differ from their bases.
         amounts: Output, `(n,)`: updates or, with `units_per_distance`, units of distance that are held.
         num_updates: Output, `(n,)`: updates of the states that are held.
@@ -537,25 +623,54 @@ def advance_versions(slots: NDArray[np.int64], amounts: NDArray[np.uint32], coun
                 counts[at + _STATES_KNOWN] += amounts[i]
 
 
-@kernel(INT64_IN, UINT32_IN, BOOL, UINT32S)
-def settle_counts(
-    slots: NDArray[np.int64], amounts: NDArray[np.uint32], has_states: bool, counts: NDArray[np.uint32]
+@kernel(INT64_IN, UINT32_IN, UINT32S, BOOL, FLOAT32S, FLOAT32S, INT64, FLOAT32S, FLOAT32S, INT64)
+def settle_copies(
+    slots: NDArray[np.int64],
+    amounts: NDArray[np.uint32],
+    counts: NDArray[np.uint32],
+    has_states: bool,
+    copies: NDArray[np.float32],
+    bases: NDArray[np.float32],
+    width: int,
+    states: NDArray[np.float32],
+    base_states: NDArray[np.float32],
+    state_width: int,
 ) -> None:
-    """Takes note that what copies held was sent: it is not held any more, and made their known clocks newer.
+    """Takes note that what copies held was sent: their known clocks are newer, and they are their own bases.
 
     Args:
         slots: `(n,)`; those of -1 are passed over.
         amounts: `(n,)`: by how much the clocks advanced.
-        has_states: True if the states were sent as well.
         counts: Of the copies; changed.
+        has_states: True if the states were sent as well.
+        copies: The copies.
+        bases: Their bases; changed.
+        width: Floats of a base; 0 if there are none.
+        states: States of the copies.
+        base_states: Their bases; changed if the states were sent.
+        state_width: Floats of the bases of the states of a copy; 0 if there are none.
     """
-    for i in range(np.uint64(slots.shape[0])):
+    w, n = np.uint64(width), np.uint64(slots.shape[0])
+    of_states = np.uint64(state_width) if has_states else _ZERO
+    for i in range(n):
+        if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
+            ahead = np.uint64(slots[i + _AHEAD])
+            prefetch_write(counts, _COUNTS * ahead)
+            for j in range(_ZERO, w, _LINE):
+                prefetch_read(copies, ahead * w + j)
+                prefetch_write(bases, ahead * w + j)
+            for j in range(_ZERO, of_states, _LINE):
+                prefetch_read(states, ahead * of_states + j)
+                prefetch_write(base_states, ahead * of_states + j)
         if slots[i] < 0:
             continue
-        at = _COUNTS * np.uint64(slots[i])
+        slot = np.uint64(slots[i])
+        at = _COUNTS * slot
         if counts[at + _KNOWN] != _NO_VERSION:
             counts[at + _KNOWN] += amounts[i]
             counts[at + _STATES_KNOWN] += amounts[i]
         counts[at + _HELD] = np.uint32(0)
         if has_states:
             counts[at + _STATES_HELD] = np.uint32(0)
+        copy(bases, slot * w, copies, slot * w, w)
+        copy(base_states, slot * of_states, states, slot * of_states, of_states)

@@ -23,12 +23,12 @@ from fleet_sparse.core.kernels_copies import (
     STATES_HELD,
     STATES_KNOWN,
     advance_versions,
-    begin_counts,
     count_lags,
-    count_updates,
-    find_due,
+    enter_copies,
+    find_holding,
     find_leases,
     gather_copies,
+    hold_updates,
     measure_displacements,
     note_answers,
     plan_reads,
@@ -36,12 +36,11 @@ from fleet_sparse.core.kernels_copies import (
     refresh_copies,
     refresh_states,
     scatter_copies,
-    settle_bases,
-    settle_counts,
+    settle_copies,
     subtract_bases,
 )
 from fleet_sparse.core.kernels_decay import add_decay
-from fleet_sparse.core.kernels_rows import gather, scatter
+from fleet_sparse.core.kernels_rows import gather
 from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, are_states_old
 from fleet_sparse.core.rules.rule import least_addends
 from fleet_sparse.core.table_spec import TableSpec
@@ -100,7 +99,6 @@ class CachedTable:
         self._state_width = self._rule.num_states * spec.dim
         self._is_single_worker = job.num_workers == 1
         self._may_hold = may_hold(spec, job)
-        self._holds_all = self._may_hold and self._is_single_worker and job.max_held is None
         self._has_bases = has_bases(spec, job)
         self._has_base_states = has_base_states(spec, job)
         is_held_mean = self._may_hold and job.weights.of_merge != 1.0
@@ -134,12 +132,16 @@ class CachedTable:
         self._most_held = -1 if not self._may_hold else _ANY_AMOUNT if job.max_held is None else job.max_held
         # Where steps are not counted, each plan has a step of its own, and no lease lasts longer than that.
         self._has_leases = not self._is_single_worker and job.steps_off_lease is not None
-        self._counters = dict.fromkeys(Counters._fields, 0)
+        self._num_read = self._num_hit = self._num_asked = 0
+        self._num_refreshed = self._num_entered = self._num_left = 0
 
     @property
     def counters(self) -> Counters:
         """Numbers of reads, hits, checks and other events since the cache was made."""
-        return Counters(**self._counters)
+        return Counters(
+            *(self._num_read, self._num_hit, self._num_asked),
+            *(self._num_refreshed, self._num_entered, self._num_left),
+        )
 
     @property
     def num_rows(self) -> int:
@@ -256,7 +258,7 @@ class CachedTable:
 
     def refresh(self, plan: Plan, answer: Answer) -> None:
         """Refreshes copies by the answer to a `late_plan`, before `take`."""
-        self._count(asked=len(plan.asked))
+        self._num_asked += len(plan.asked)
         self._note(plan, self._with_left(plan, answer) if self._left else answer)
 
     def count_lags(
@@ -286,8 +288,10 @@ class CachedTable:
         Returns:
             The rows that enter, for `apply`.
         """
-        num_read, num_hit = len(plan.ids), len(plan.ids) - len(plan.plain) - len(plan.entering)
-        self._count(read=num_read, hit=num_hit, asked=len(plan.asked) - len(plan.entering))
+        num_read, num_entering = len(plan.ids), len(plan.entering)
+        self._num_read += num_read
+        self._num_hit += num_read - len(plan.plain) - num_entering
+        self._num_asked += len(plan.asked) - num_entering
         if self._left:  # the pservers do not have their updates yet
             answer = self._with_left(plan, answer)
             plain = out[plan.plain]
@@ -295,7 +299,7 @@ class CachedTable:
             out[plan.plain] = plain
         arrived = self._note(plan, answer) if len(plan.asked) else self._nothing
         gather_copies(self._rows, plan.slots, self._dim, out.reshape(-1))
-        if len(plan.entering):
+        if num_entering:
             out[plan.entering] = arrived.rows
         return arrived
 
@@ -324,17 +328,15 @@ class CachedTable:
         copies, of_copies = slots, grads
         if len(outside):
             places = np.flatnonzero(slots >= 0)
-            copies, of_copies = slots[places], np.take(grads, places, axis=0)
+            copies, of_copies = slots[places], grads.take(places, axis=0)
         self._train(self._rows, self._states, copies, of_copies, learning_rate, optimizer_step)
         idle = self._holding(self._idle)
         held = self._states_held[idle]
-        if self._may_hold:
-            count_updates(slots, self._counts)
-        as_gradients, due, single_updates = (outside, NOWHERE, NOWHERE) if self._holds_all else self._due(slots)
+        as_gradients, due, single_updates = self._held_back(slots)
         if left_before and self._is_single_worker:
             of_left = self._train_left(left_before, plan.ids, outside, grads, learning_rate, optimizer_step)
             as_gradients = np.setdiff1d(as_gradients, of_left, assume_unique=True)
-        unused = idle[held == self._states_held[idle]]
+        unused = idle[held == self._states_held[idle]] if len(idle) else NOWHERE
         if len(unused):
             due = np.setdiff1d(due, unused)
         self._idle = self._holding(self._index.age(len(plan.ids), plan.step))
@@ -440,14 +442,24 @@ class CachedTable:
             self._index.lease(plan.slots[plan.asked], np.full(len(plan.asked), plan.step, np.int64))
         if not len(answer.rows):
             return self._nothing
-        slots, state_slots = np.empty(len(answer.rows), np.int64), np.empty(len(answer.states), np.int64)
-        note_answers(plan.slots, plan.asked, answer.slack, answer.versions, self._counts, slots, state_slots)
-        is_new, are_new = slots < 0, state_slots < 0
-        num_refreshed = len(slots) - len(plan.entering)
+        num_rows, num_states, num_asked = len(answer.rows), len(answer.states), len(plan.entering)
+        slots, state_slots = np.empty(num_rows, np.int64), np.empty(num_states, np.int64)
+        entering = Arrived(
+            np.empty((num_asked, self._dim), np.float32),
+            np.empty((num_asked, *answer.states.shape[1:]), np.float32),
+            np.empty(num_asked, np.uint32),
+        )
+        num_entering = note_answers(
+            *(plan.slots, plan.asked, answer.slack, answer.versions, answer.rows.reshape(-1), self._dim),
+            *(answer.states.reshape(-1), self._state_width, self._counts, slots, state_slots),
+            *(entering.rows.reshape(-1), entering.states.reshape(-1), entering.versions),
+        )
+        assert num_entering == num_asked, "rows that enter follow"
+        num_refreshed = num_rows - num_entering
         if num_refreshed:
             self._refresh(slots, answer.rows, state_slots, answer.states)
-        self._count(refreshed=num_refreshed)
-        return Arrived(answer.rows[is_new], answer.states[are_new], answer.versions[is_new])
+            self._num_refreshed += num_refreshed
+        return entering
 
     def _refresh(self, slots: NDArray[np.int64], rows: Floats, state_slots: NDArray[np.int64], states: Floats) -> None:
         """Overwrites copies and their states with those that the pservers sent; a slot of -1 has no copy."""
@@ -504,22 +516,18 @@ class CachedTable:
         """Gives entering rows their slots; what the rows that had them hold is kept until it is sent."""
         slots = plan.entries.slots
         leaving = slots[slots < self.num_rows]
-        self._count(entered=len(slots), left=len(leaving))
+        self._num_entered += len(slots)
+        self._num_left += len(leaving)
         with_updates = self._holding(leaving)
         if len(with_updates):
             (changes,) = self._made(with_updates, has_states=True)
             self._left.append(changes._replace(slots=np.full(len(with_updates), -1)))
         self._index.replace(plan.ids[plan.entering], plan.entries, plan.step)
         self._index_version += 1
-        for values, of, width in (
-            (self._rows, arrived.rows, self._dim),
-            (self._bases, arrived.rows, self._dim),
-            (self._states, arrived.states, self._state_width),
-            (self._base_states, arrived.states, self._state_width),
-        ):
-            if width:
-                scatter(values, width, 0, slots, width, np.ascontiguousarray(of).reshape(-1))
-        begin_counts(slots, arrived.versions, self._counts)
+        enter_copies(
+            *(slots, arrived.rows.reshape(-1), arrived.states.reshape(-1), arrived.versions, self._rows, self._bases),
+            *(self._dim, self._states, self._base_states, self._state_width, self._counts),
+        )
         if self._has_leases:
             followed = np.full(len(slots), ROW_FOLLOWS, np.uint8)
             self._lease(slots, np.arange(len(slots)), followed, arrived.versions, plan.step)
@@ -590,12 +598,15 @@ class CachedTable:
             *(flat, self._dim, scalars),
         )
 
-    def _due(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the first and the last field of `Outgoing`, and between them the copies whose changes are due."""
+    def _held_back(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Holds an update of each copy back; returns what is sent nevertheless.
+
+        These are the first and the last field of `Outgoing`, and between them the copies whose changes are due.
+        """
         n, terms = len(slots), self._bound_terms
         as_gradients, due, single_updates = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        find_due(
-            *(slots, self._rows, self._bases, self._dim, self._counts),
+        hold_updates(
+            *(slots, self._may_hold, self._rows, self._bases, self._dim, self._counts),
             *(self._num_sharing, terms.lag, terms.share, terms.units_per_distance, self._most_held),
             *(as_gradients, due, single_updates, self._num_found),
         )
@@ -645,7 +656,10 @@ class CachedTable:
 
     def _holding(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the copies of these that have updates, of the row or only of its states, that the pservers do not."""
-        return slots[self._is_holding(slots)]
+        if not len(slots):
+            return slots
+        found = np.empty(len(slots), np.int64)
+        return found[: find_holding(slots, self._counts, found)]
 
     def _is_holding(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         is_holding: NDArray[np.bool_] = (self._held[slots] > 0) | (self._states_held[slots] > 0)
@@ -684,11 +698,10 @@ class CachedTable:
 
     def _settle(self, slots: NDArray[np.int64], amounts: Counts, *, has_states: bool) -> None:
         """Takes note that copies were sent, which made their versions newer: they are their own bases now."""
-        settle_counts(slots, amounts, has_states, self._counts)
-        if self._has_bases:
-            settle_bases(self._rows, self._bases, slots, self._dim)
-        if self._has_base_states and has_states and self._state_width:
-            settle_bases(self._states, self._base_states, slots, self._state_width)
+        settle_copies(
+            *(slots, amounts, self._counts, has_states, self._rows, self._bases, self._dim if self._has_bases else 0),
+            *(self._states, self._base_states, self._state_width if self._has_base_states else 0),
+        )
 
     def _add_left(self, ids: Ids, out: Floats) -> None:
         """Adds the updates of rows that left to these rows, if they are not sent yet."""
@@ -704,7 +717,3 @@ class CachedTable:
         for changes in self._left if self._is_single_worker else ():
             _, places, of_left = np.intersect1d(ids, changes.ids, return_indices=True)
             states[places] = changes.states[of_left]
-
-    def _count(self, **numbers: int) -> None:
-        for name, more in numbers.items():
-            self._counters[name] += more
