@@ -31,7 +31,9 @@ class RowBatch(NamedTuple):
     def at(self, places: NDArray[np.int64]) -> RowBatch:
         """Returns the rows at these ascending places `(n,)`, as fresh arrays."""
         statistics = [each[places] for each in self.statistics]
-        return self._replace(unique=self.unique.at(places), values=self.values[places], statistics=statistics)
+        return self._replace(
+            unique=self.unique.at(places), values=self.values.take(places, axis=0), statistics=statistics
+        )
 
     @classmethod
     def empty(cls, spec: TableSpec, unique: UniqueIds) -> RowBatch:

@@ -63,8 +63,8 @@ def answer_of(ask: RowAsk, blocks: Sequence[Block]) -> Answer:
     spec, num_ids = ask.spec, len(ask.unique.ids)
     num_rows = sum(block.count for block in blocks if "slack" not in block.copies)
     slack, versions = np.empty(num_ids, np.uint8), np.empty(num_rows, np.uint32)
-    rows = np.empty((num_rows, spec.dim), np.float32)
-    states = [np.empty((0, spec.update_rule.num_states, spec.dim), np.float32)]
+    rows, state_shape = np.empty((num_rows, spec.dim), np.float32), (spec.update_rule.num_states, spec.dim)
+    states: list[NDArray[np.float32]] = []
     begin = end = first = next_first = 0  # of the answers of a part, and of its rows
     is_complete = True
     for block in blocks:
@@ -83,4 +83,7 @@ def answer_of(ask: RowAsk, blocks: Sequence[Block]) -> Answer:
             states.append(block.copies["states"])
     if not is_complete or end != num_ids or num_rows != np.count_nonzero(slack >= ROW_FOLLOWS):
         raise ValueError(f"table {spec.name!r}: the answer has {end} ids and {num_rows} rows of {num_ids} asked")
-    return Answer(slack, rows, versions, np.concatenate(states))
+    if any(of_block.shape[1:] != state_shape for of_block in states):
+        raise ValueError(f"table {spec.name!r}: states of the answer are not {state_shape}")
+    all_states = states[0] if len(states) == 1 else np.concatenate([np.empty((0, *state_shape), np.float32), *states])
+    return Answer(slack, rows, versions, all_states)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.row_dtype import RowDtype, rounded
 
 from ..net.table_client import ExtraBlock, TableClient
@@ -72,21 +71,20 @@ class TableExchange:
 
     Attributes:
         table: As given.
+        spec: Spec of the table.
     """
 
     def __init__(self, client: TableClient, deduplicator: Deduplicator, table: CachedTable, *, is_alone: bool) -> None:
         self.table = table
+        self.spec = table.spec
         self._client = client
         self._deduplicator = deduplicator
         self._is_alone = is_alone
         self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids, in their order
         self._num_saved_bytes = 0
+        # Of an id and a row as without a cache.
+        self._plain_bytes = ID_BYTES + client.rows_dtype.in_frames.itemsize * table.spec.dim
         self._lags = np.zeros((client.num_shards, NUM_LAG_CLASSES), np.int64)
-
-    @property
-    def spec(self) -> TableSpec:
-        """Spec of the table."""
-        return self.table.spec
 
     def stats(self) -> CacheStats:
         """Returns what the cache holds and did."""
@@ -204,11 +202,6 @@ class TableExchange:
             self._num_saved_bytes -= len(changes.ids) * row_bytes + changes.states.nbytes
             self._num_saved_bytes -= len(changes.ids) * VERSION_BYTES if changes.states.shape[1] else 0
         return [self._change(changes, optimizer_step) for changes in outgoing.changes]
-
-    @property
-    def _plain_bytes(self) -> int:
-        """Bytes of an id and a row as without a cache."""
-        return ID_BYTES + self._client.rows_dtype.in_frames.itemsize * self.spec.dim
 
     def _change(self, changes: Changes, optimizer_step: int) -> RowChange:
         unique, order = self._deduplicator.grouped(changes.ids, self.spec.salt)
