@@ -570,6 +570,40 @@ def hold_updates(
     num_found[0], num_found[1], num_found[2] = num_gradients, num_due, num_single
 
 
+@kernel(INT64_IN, UINT32S, INT64, INT64S, INT64S, result=INT64)
+def divide_by_states(
+    slots: NDArray[np.int64],
+    counts: NDArray[np.uint32],
+    num_workers: int,
+    without_states: NDArray[np.int64],
+    with_states: NDArray[np.int64],
+) -> int:
+    """Divides copies that are due into those that are sent without their states, and those with old ones.
+
+    Each worker may hold as many updates of states as these, so that together they are an eighth of all.
+
+    Args:
+        slots: `(n,)`, none negative.
+        counts: Of the copies.
+        num_workers: Number of workers of the job.
+        without_states: Output, at least `(n,)`: slots of the former, in the same order.
+        with_states: Output, at least `(n,)`: slots of the latter, in the same order.
+
+    Returns:
+        The number of the former; all others are the latter.
+    """
+    num_without, num_with = _ZERO, _ZERO
+    for i in range(np.uint64(slots.shape[0])):
+        at = _COUNTS * np.uint64(slots[i])
+        known = counts[at + _KNOWN]
+        clock = np.uint32((np.uint32(0) if known == _NO_VERSION else known) + counts[at + _HELD])
+        is_old = are_states_old(int(clock), int(counts[at + _STATES_HELD]) * num_workers)
+        without_states[num_without] = with_states[num_with] = slots[i]
+        num_without += _ZERO if is_old else _ONE
+        num_with += _ONE if is_old else _ZERO
+    return int(num_without)
+
+
 @kernel(INT64_IN, FLOAT32S, FLOAT32S, INT64, UINT32S, FLOAT64, FLOAT32S, UINT32S, UINT32S)
 def read_changes(
     slots: NDArray[np.int64],

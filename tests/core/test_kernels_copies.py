@@ -8,6 +8,7 @@ from fleet_sparse.core.kernels_copies import (
     NUM_COUNTS,
     STATES_HELD,
     STATES_KNOWN,
+    divide_by_states,
     enter_copies,
     find_holding,
     hold_updates,
@@ -83,6 +84,14 @@ def test_copies_that_hold_updates_of_row_or_states_are_found():
     found = np.empty(NUM_SLOTS, np.int64)
     num_found = find_holding(np.array([4, 3, 2, 1, 0]), counts.reshape(-1), found)
     assert found[:num_found].tolist() == [3, 1]
+
+
+def test_copies_are_sent_with_states_that_are_an_eighth_behind():
+    counts = np.zeros((NUM_SLOTS, NUM_COUNTS), np.uint32)
+    counts[:, KNOWN], counts[:, HELD], counts[:, STATES_HELD] = [31, 32, 64, NO_VERSION, 30], 1, [2, 2, 3, 1, 3]
+    without_states, with_states = np.empty(NUM_SLOTS, np.int64), np.empty(NUM_SLOTS, np.int64)
+    n = divide_by_states(np.array([4, 3, 2, 1, 0]), counts.reshape(-1), 2, without_states, with_states)
+    assert (without_states[:n].tolist(), with_states[: NUM_SLOTS - n].tolist()) == ([2, 1], [4, 3, 0])
 
 
 def test_copies_that_were_sent_are_their_own_bases():

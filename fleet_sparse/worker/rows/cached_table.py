@@ -21,9 +21,9 @@ from fleet_sparse.core.kernels_copies import (
     KNOWN,
     NUM_COUNTS,
     STATES_HELD,
-    STATES_KNOWN,
     advance_versions,
     count_lags,
+    divide_by_states,
     enter_copies,
     find_holding,
     find_leases,
@@ -41,7 +41,7 @@ from fleet_sparse.core.kernels_copies import (
 )
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_rows import gather
-from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, are_states_old
+from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW
 from fleet_sparse.core.rules.rule import least_addends
 from fleet_sparse.core.table_spec import TableSpec
 
@@ -111,7 +111,7 @@ class CachedTable:
         self._base_states = np.zeros_like(self._states) if self._has_base_states else self._states
         self._counts = np.zeros(capacity * NUM_COUNTS, np.uint32)
         by_count: Counts = self._counts.reshape(capacity, NUM_COUNTS).T  # views
-        self._known, self._states_known = by_count[KNOWN], by_count[STATES_KNOWN]
+        self._known = by_count[KNOWN]
         self._held, self._states_held = by_count[HELD], by_count[STATES_HELD]
         self._idle: NDArray[np.int64] = NOWHERE
         self._left: list[Changes] = []
@@ -422,11 +422,6 @@ class CachedTable:
     def _zero_states(self, num_rows: int) -> Floats:
         return np.zeros(num_rows * self._state_width, np.float32)
 
-    def _clocks_of(self, slots: NDArray[np.int64]) -> Counts:
-        """Returns the clocks that are known, 0 if nothing is known."""
-        known = self._known[slots]
-        return np.where(known == NO_VERSION, np.uint32(0), known)
-
     def _with_left(self, plan: Plan, answer: Answer) -> Answer:
         """Returns an answer with the updates of rows that left."""
         rows, states, asked = answer.rows.copy(), answer.states.copy(), plan.ids[plan.asked]
@@ -645,13 +640,12 @@ class CachedTable:
         # In distance it is not known how far the pservers' states are behind.
         if has_states or not self._state_width or self._is_single_worker or self._job.bound.drift is not None:
             return (*self._left, *self._made(slots, has_states=True))
-        # Each worker may hold as many updates of states, so that together they are an eighth of all.
-        clocks = self._clocks_of(slots) + self._held[slots]
-        is_old = are_states_old(clocks, self._states_held[slots].astype(np.int64) * self._job.num_workers)
+        without_states, with_states = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
+        n = divide_by_states(slots, self._counts, self._job.num_workers, without_states, with_states)
         return (
             *self._left,
-            *self._made(slots[~is_old], has_states=False),
-            *self._made(slots[is_old], has_states=True),
+            *self._made(without_states[:n], has_states=False),
+            *self._made(with_states[: len(slots) - n], has_states=True),
         )
 
     def _holding(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
