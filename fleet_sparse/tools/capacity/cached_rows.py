@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from .zipf import ranks_of_zipf
 
-HIT_NS, HIT_NS_PER_FLOAT = 110.0, 2.0
-"""CPU of a worker for a row in its cache: found, read, trained with Adagrad and noted. Measured at dims 16 and 64."""
 DRIFT_UNITS = 4096
 """Largest lag with a bound in distance; of `core.row_bound`, which loads NumPy, as is the next one."""
 DEFAULT_SHARE = 0.25

@@ -6,7 +6,7 @@ import math
 from enum import StrEnum
 from typing import NamedTuple
 
-from .cached_rows import HIT_NS, HIT_NS_PER_FLOAT
+from .cache_cost import cache_cost
 from .coefficients import CostCoefficients
 from .job import Machines, PlannedJob
 from .traffic import traffic_of
@@ -45,18 +45,18 @@ class Times(NamedTuple):
 def times_of(job: PlannedJob, machines: Machines, coefficients: CostCoefficients, num_pservers: int) -> Times:
     """Returns the terms of a step."""
     traffic, workers = traffic_of(job, num_pservers), job.workers
-    hits_s = 1e-9 * job.distinct_ids * job.cached.hit * (HIT_NS + HIT_NS_PER_FLOAT * job.dim)
-    kernels_s = traffic.rows * coefficients.kernels_s(job.rule, job.dim)
+    of_cache = cache_cost(job, num_pservers)
+    tables_s = traffic.rows * coefficients.kernels_s(job.rule, job.dim) + of_cache.pservers_s
     bytes_per_s = machines.network_bits_per_s / 8
     shared = min(machines.pservers_per_machine / num_pservers, 1.0)
     bytes_per_pserver = traffic.num_bytes if job.is_in_step else max(traffic.to_pservers, traffic.from_pservers)
     return Times(
         program=job.compute_s,
         slowest=job.compute_s * job.spread * math.sqrt(2 * math.log(workers)) if job.is_in_step else 0.0,
-        client=coefficients.worker_ns.seconds(traffic) + hits_s,
+        client=coefficients.worker_ns.seconds(traffic) + of_cache.worker_s,
         latency=machines.round_trip_s * (2 if job.waits_for_push else 1),
         worker_network=traffic.num_bytes / bytes_per_s,
-        pserver_cpu=workers * (coefficients.data_thread_ns.seconds(traffic, steps=0) + kernels_s) / num_pservers,
+        pserver_cpu=workers * (coefficients.data_thread_ns.seconds(traffic, steps=0) + tables_s) / num_pservers,
         pserver_io=workers * coefficients.io_threads_ns.seconds(traffic, steps=0) / num_pservers,
         pserver_network=workers * shared * bytes_per_pserver / bytes_per_s,
     )
