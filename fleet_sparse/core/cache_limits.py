@@ -10,7 +10,7 @@ _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class CacheLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CacheLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of row caches on which workers agree, if they send what they hold in steps that all of them make.
 
     Attributes:
@@ -28,6 +28,6 @@ class CacheLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     merge: Literal["sum", "avg"] | None = None
 
     def __str__(self) -> str:
-        """The limits as the fields of `RowCache` state them."""
-        named = [(name, getattr(self, name)) for name in self.__struct_fields__]
-        return ", ".join(f"RowCache.{name} {value}" for name, value in named if value is not None)
+        """The limits as the fields of `RowCache` state them, but for those that are as by default."""
+        named = [(field.name, getattr(self, field.name), field.default) for field in msgspec.structs.fields(self)]
+        return ", ".join(f"RowCache.{name} {value}" for name, value, default in named if value != default)

@@ -251,7 +251,7 @@ def replace_slots(
         batch: Number of their batch.
 
     Returns:
-        Number of slots in use after that, if there are none between those before and these.
+        Number of slots in use afterwards; the new ones follow the used ones without a gap.
     """
     mask = _mask_of(cells)
     of_all = ((np.uint64(step) & _STEP_MASK) << _STEP_SHIFT) | ((np.uint64(batch) & _BATCH_MASK) << _BATCH_SHIFT)

@@ -316,7 +316,6 @@ def count_lags(
 @kernel(
     *(INT64_IN, INT64_IN, UINT8_IN, UINT32_IN, FLOAT32_IN, INT64, FLOAT32_IN, INT64, UINT32S),
     *(INT64S, INT64S, FLOAT32S, FLOAT32S, UINT32S),
-    result=INT64,
 )
 def note_answers(
     slots: NDArray[np.int64],
@@ -333,7 +332,7 @@ def note_answers(
     entering_rows: NDArray[np.float32],
     entering_states: NDArray[np.float32],
     entering_versions: NDArray[np.uint32],
-) -> int:
+) -> None:
     """Takes note of the clocks in an answer, and writes the rows that enter.
 
     Args:
@@ -345,12 +344,9 @@ def note_answers(
         counts: Of the copies; changed.
         row_slots: Output, `(m,)`: for each row that follows its slot, -1 if the row enters.
         state_slots: Output, `(l,)`: the same for each row whose states follow.
-        entering_rows: Output: the rows that enter.
-        entering_states: Output: their states, where the rule has some.
-        entering_versions: Output, as long as `asked` has places without a slot: their clocks.
-
-    Returns:
-        The number of rows that enter.
+        entering_rows: Output, `(e * width,)`, for the `e` places of `asked` without a slot: their rows, which follow.
+        entering_states: Output, `(e * state_width,)`: their states, which follow if the rule has some.
+        entering_versions: Output, `(e,)`: their clocks.
     """
     w, of_states = np.uint64(width), np.uint64(state_width)
     row, state, num_entering = _ZERO, _ZERO, _ZERO
@@ -374,7 +370,6 @@ def note_answers(
             num_entering += _ONE
         row += _ONE
         state += _ONE if has_states else _ZERO
-    return int(num_entering)
 
 
 @kernel(INT64_IN, INT64_IN, UINT8_IN, UINT32_IN, INT64, FLOAT64, INT64, BOOL, INT64, INT64, INT64S, INT64S)

@@ -1,4 +1,7 @@
-"""RowBound: by how much a cached copy of a row may lag, in whole numbers. Workers and pservers compute with it alike.
+"""RowBound: by how much a cached copy of a row may lag, in whole numbers.
+
+Workers and pservers compute it in kernels (`kernels_row_bound`, `kernels_row_asks`), row by row; the functions of many
+rows here say the same in NumPy. Tests compare the two, and simulations use these.
 
 The numbers are updates or, with a bound in distance, units of `drift / DRIFT_UNITS`, rounded up. The other workers may
 hold one part of a row's lag, and the pserver may be ahead of the copy by the rest.

@@ -30,16 +30,17 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_bytes: Memory of all copies of a worker, in bytes, divided evenly among its tables.
         max_rows: Largest number of copies of one table; None for what fits into `max_bytes`.
-        min_dim: Smallest dim of a table that is cached. A row of few floats saves less on the wire than its copy costs.
+        min_dim: Smallest dim of a table that is cached. Narrow rows save few bytes for what the cache of a table costs
+            a step.
         policy: Which row makes room: "aged_lfu" the one that was used least of late, "lfu" the one that was used least,
             "lru" the one that was not used for longest.
         admit: Which of the rows that are read enter: with "estimate" a row that was missed more often than the one that
             makes room was used, with "second" one that was missed before, with "all" every row.
         hold_back: Largest number of updates of a row that a worker holds back; 0 for none, None for what the bound
             allows. With several workers a rule whose updates cannot be merged holds none.
-        merge: What a gradient of a cached table weighs: with "sum" it is whole, with "avg" it is divided by the number
-            of workers. None is what the mode does without a cache: "avg" in sync training with the mean of gradients,
-            else "sum".
+        merge: What a gradient of a table weighs that can be cached, whatever its dim: with "sum" it is whole, with
+            "avg" it is divided by the number of workers. None is what the mode does without a cache: "avg" in sync
+            training with the mean of gradients, else "sum".
 
     Raises:
         PlanError: A value has no meaning.
@@ -175,12 +176,12 @@ def check_memory(row_cache: RowCache | None, config: OptimizerConfig, dims: Iter
     Raises:
         PlanError: They do not.
     """
-    if row_cache is None:
+    cached = [dim for dim in dims if row_cache is not None and dim >= row_cache.min_dim]
+    if row_cache is None or not cached:
         return
     needed = row_cache.max_bytes
     if row_cache.max_rows is not None:
         rule = RULES[config.rule]
-        cached = [dim for dim in dims if dim >= row_cache.min_dim]
         needed = min(needed, row_cache.max_rows * sum(most_bytes_per_row(dim, rule) for dim in cached))
     if needed > (available := machine_memory.available_bytes()):
         raise PlanError(

@@ -188,7 +188,7 @@ class TableStore:
         return row_indices
 
     def rows_at(self, row_indices: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns the rows `(n, dim)` of ids `(n,)` that `find` found at these indices, as `pull`."""
+        """Returns the rows `(n, dim)` of ids `(n,)` that `find` found at these indices, as `pull`. Checks nothing."""
         rows = np.empty((len(ids), self._dim), np.float32)
         self._gather(row_indices, ids, rows)
         return rows
@@ -196,7 +196,7 @@ class TableStore:
     def states_at(self, row_indices: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the optimizer states `(n, num_states, dim)` of the rows that `find` found at these indices, `(n,)`.
 
-        Where the index is -1, they are the initial ones.
+        Where the index is -1, they are the initial ones. Checks nothing.
         """
         states = np.empty((len(row_indices), len(self._initial_state), self._dim), np.float32)
         gather_states(

@@ -70,7 +70,7 @@ def answer(
         bound: Of the job.
         num_workers: Number of workers of the job.
         ids: `(n,)`.
-        versions: `(n,)`, of the copies.
+        versions: `(n,)`, of the copies; as long as `ids`, which is not checked.
         read_rows: Reads rows of the table; None if they read as the store has them.
         counts_steps: As of `CacheTerms`.
     """

@@ -25,12 +25,19 @@ MODES = [
     Mode(ASYNC, max_step_lag=7, dense_grads_dtype="bfloat16"),
     Mode(SYNC, row_bound=RowBound(lag=100, share=0.25)),
     Mode(ASYNC, row_bound=RowBound(drift=0.02)),
-    Mode(SYNC, row_bound=RowBound(drift=0.02), cache_limits=CacheLimits(1 << 20, hold_back=0)),
+    Mode(SYNC, row_bound=RowBound(drift=0.02), cache_limits=CacheLimits(max_bytes=1 << 20, hold_back=0)),
 ]
 
 
 def test_default_is_async_without_a_bound():
     assert Mode() == Mode(ASYNC, AVG, None, 0)
+
+
+def test_limits_of_caches_that_are_left_out_are_the_defaults():
+    written = Mode(SYNC, row_bound=RowBound(lag=5), cache_limits=CacheLimits(max_bytes=9)).to_json()
+    assert ', "min_dim": 1' in written
+    limits = parse_mode(written.replace(', "min_dim": 1', "")).cache_limits
+    assert limits == CacheLimits(max_bytes=9)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -55,8 +62,8 @@ def test_json_of_a_mode_is_for_ever():
         (Mode(row_bound=RowBound(drift=0.02)), "async (max_row_drift 0.02)"),
         (Mode(SYNC, row_bound=RowBound(9, 0.25)), "sync (avg, max_row_lag 9, max_row_lag_share 0.25)"),
         (
-            Mode(SYNC, row_bound=RowBound(drift=0.02), cache_limits=CacheLimits(1 << 20, hold_back=0)),
-            "sync (avg, max_row_drift 0.02, RowCache.max_bytes 1048576, RowCache.min_dim 1, RowCache.hold_back 0)",
+            Mode(SYNC, row_bound=RowBound(drift=0.02), cache_limits=CacheLimits(max_bytes=1 << 20, hold_back=0)),
+            "sync (avg, max_row_drift 0.02, RowCache.max_bytes 1048576, RowCache.hold_back 0)",
         ),
     ],
 )

@@ -170,7 +170,8 @@ def test_norm_clip_beside_held_updates_is_refused():
 def test_sync_workers_agree_on_the_limits_of_their_caches(num_workers, is_async, has_limits):
     row_cache = fleet_sparse.RowCache(max_bytes=1 << 20, max_rows=30, min_dim=4, hold_back=2, merge="avg")
     catalog = minimize_for(num_workers, is_async=is_async, max_row_lag=100, row_cache=row_cache)
-    assert catalog.mode.cache_limits == (CacheLimits(1 << 20, 30, 4, 2, "avg") if has_limits else None)
+    limits = CacheLimits(max_bytes=1 << 20, max_rows=30, min_dim=4, hold_back=2, merge="avg")
+    assert catalog.mode.cache_limits == (limits if has_limits else None)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_cache_of_few_rows_needs_little_memory(monkeypatch):
 
 def test_tables_that_are_not_cached_need_no_memory(monkeypatch):
     monkeypatch.setattr(machine_memory, "available_bytes", lambda: 10_000)
-    wide = fleet_sparse.RowCache(max_rows=10_000, min_dim=DIM + 1)
+    wide = fleet_sparse.RowCache(min_dim=DIM + 1)
     assert minimize_for(2, max_row_lag=100, row_cache=wide).row_cache == wide
 
 

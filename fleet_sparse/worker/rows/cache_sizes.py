@@ -18,7 +18,12 @@ _VALUE_BYTES = 4
 
 
 def is_cached(spec: TableSpec, min_dim: int = 1) -> bool:
-    """Returns whether the rows of a table are cached, if those of tables of at least this dim are."""
+    """Returns whether the rows of a table are cached.
+
+    Args:
+        spec: The table.
+        min_dim: Smallest dim of a table that is cached.
+    """
     rule = spec.update_rule
     is_trained = rule.kernel is not None and rule.trains and not rule.is_summed
     # With an entry policy the pservers alone know which ids have a row.

@@ -230,8 +230,7 @@ class CachedTable:
         is_plain = slots < 0
         is_free = ~np.isin(plan.entries.slots, slots)
         entries = Entries(*(column[is_free] for column in plan.entries))
-        states = arrived.states[is_free] if self._state_width else arrived.states
-        arrived = Arrived(arrived.rows[is_free], states, arrived.versions[is_free])
+        arrived = Arrived(arrived.rows[is_free], arrived.states[is_free], arrived.versions[is_free])
         entering_ids = plan.ids[plan.entering[is_free]]
         _, places, of_entering = np.intersect1d(ids, entering_ids, assume_unique=True, return_indices=True)
         entering = np.empty(len(entering_ids), np.int64)
@@ -437,19 +436,18 @@ class CachedTable:
             self._index.lease(plan.slots[plan.asked], np.full(len(plan.asked), plan.step, np.int64))
         if not len(answer.rows):
             return self._nothing
-        num_rows, num_states, num_asked = len(answer.rows), len(answer.states), len(plan.entering)
+        num_rows, num_states, num_entering = len(answer.rows), len(answer.states), len(plan.entering)
         slots, state_slots = np.empty(num_rows, np.int64), np.empty(num_states, np.int64)
         entering = Arrived(
-            np.empty((num_asked, self._dim), np.float32),
-            np.empty((num_asked, *answer.states.shape[1:]), np.float32),
-            np.empty(num_asked, np.uint32),
+            np.empty((num_entering, self._dim), np.float32),
+            np.empty((num_entering, *answer.states.shape[1:]), np.float32),
+            np.empty(num_entering, np.uint32),
         )
-        num_entering = note_answers(
+        note_answers(
             *(plan.slots, plan.asked, answer.slack, answer.versions, answer.rows.reshape(-1), self._dim),
             *(answer.states.reshape(-1), self._state_width, self._counts, slots, state_slots),
             *(entering.rows.reshape(-1), entering.states.reshape(-1), entering.versions),
         )
-        assert num_entering == num_asked, "rows that enter follow"
         num_refreshed = num_rows - num_entering
         if num_refreshed:
             self._refresh(slots, answer.rows, state_slots, answer.states)

@@ -232,13 +232,14 @@ class RowCaches:
                     exchange.table.add_held(batch.unique.ids, batch.values)
 
     def weighted(self, batch: RowBatch) -> RowBatch:
-        """Returns the gradients of a batch as this worker weighs them, before it clips, trains or sends them."""
+        """Returns the gradients of a batch as this worker weighs them, before it clips, trains or sends them.
+
+        What a gradient weighs does not depend on `min_dim`, in which workers may differ.
+        """
         weight = self._job.weights.of_worker
-        if weight == 1.0:
+        if weight == 1.0 or not is_cached(batch.spec):
             return batch
-        with self._lock:
-            is_weighted = self._exchange(batch.spec) is not None
-        return batch._replace(values=batch.values * np.float32(weight)) if is_weighted else batch
+        return batch._replace(values=batch.values * np.float32(weight))
 
     def start_update(
         self,
@@ -522,7 +523,15 @@ class RowCaches:
                 )
                 for name, num_rows in capacities.items()
             }
-            _log.info("row cache: %s", ", ".join(f"{name!r} {rows} rows" for name, rows in capacities.items()))
+            if capacities:
+                _log.info("row cache: %s", ", ".join(f"{name!r} {rows} rows" for name, rows in capacities.items()))
+            else:
+                _log.warning(
+                    "row cache: none of the %d tables is cached: a cached one is trained, has no entry policy and no "
+                    "shows and clicks, and has at least the dim RowCache.min_dim, which is %d",
+                    len(self._specs),
+                    self._min_dim,
+                )
         exchange = self._tables.get(spec.name)
         return exchange if exchange is not None and (exchange.spec is spec or exchange.spec == spec) else None
 

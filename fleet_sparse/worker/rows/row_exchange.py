@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_copies import place_answers
-from fleet_sparse.core.row_bound import ROW_FOLLOWS, STATES_FOLLOW
+from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.wire.frame_format import Block
 
@@ -83,6 +83,9 @@ def answer_of(ask: RowAsk, blocks: Sequence[Block]) -> Answer:
             states.append(block.copies["states"])
     if not is_complete or end != num_ids or num_rows != np.count_nonzero(slack >= ROW_FOLLOWS):
         raise ValueError(f"table {spec.name!r}: the answer has {end} ids and {num_rows} rows of {num_ids} asked")
+    follows = STATES_FOLLOW if spec.update_rule.num_states else ROW_FOLLOWS
+    if (slack[ask.versions == NO_VERSION] != follows).any():
+        raise ValueError(f"table {spec.name!r}: the answer lacks rows or states of ids without a version")
     if any(of_block.shape[1:] != state_shape for of_block in states):
         raise ValueError(f"table {spec.name!r}: states of the answer are not {state_shape}")
     all_states = states[0] if len(states) == 1 else np.concatenate([np.empty((0, *state_shape), np.float32), *states])

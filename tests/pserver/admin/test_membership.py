@@ -700,15 +700,19 @@ BOUND = RowBound(lag=100)
         (Mode(ASYNC, row_bound=BOUND), Mode(ASYNC, row_bound=RowBound(lag=50))),
         (Mode(ASYNC, row_bound=BOUND), Mode(ASYNC)),
         (
-            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(1 << 20)),
-            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(2 << 20)),
+            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(max_bytes=1 << 20)),
+            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(max_bytes=2 << 20)),
         ),
         (
-            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(1 << 20)),
-            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(1 << 20, hold_back=3)),
+            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(max_bytes=1 << 20)),
+            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(max_bytes=1 << 20, hold_back=3)),
+        ),
+        (
+            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(max_bytes=1 << 20)),
+            Mode(SYNC, row_bound=BOUND, cache_limits=CacheLimits(max_bytes=1 << 20, min_dim=2)),
         ),
     ],
-    ids=["bound", "no cache", "max_bytes", "hold_back"],
+    ids=["bound", "no cache", "max_bytes", "hold_back", "min_dim"],
 )
 def test_other_row_cache_is_refused_and_names_both(one: Mode, other: Mode) -> None:
     job = Job(2, 0, mode=one)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fleet_sparse.core.cache_policies import ALL, ESTIMATE
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
@@ -28,6 +29,7 @@ from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.table_exchange import NUM_LAG_CLASSES
 from support.caching_workers import LOOSE, CountingJob, Worker, cluster_of, mode_of
 from support.counted_updates import EVERY_ID, NUM_IDS
+from support.in_process import InProcessCluster
 from support.threads import JOIN_S, in_threads
 from support.waits import wait_until
 
@@ -285,30 +287,64 @@ def test_tables_whose_pushes_carry_statistics_are_not_cached() -> None:
 
 @pytest.mark.parametrize(("dim", "expected"), [(3, False), (4, True), (5, True)])
 def test_tables_from_the_smallest_dim_on_are_cached(dim: int, expected: bool) -> None:
-    spec = TableSpec(name="C1", dim=dim, rule="adagrad", initializer=constant(0.0))
-    assert is_cached(spec, 4) is expected
-    assert capacities_of([spec], CacheJob(LOOSE, 2, 0), 1 << 20, min_dim=4).keys() == ({"C1"} if expected else set())
+    assert is_cached(TableSpec(name="C1", dim=dim, rule="adagrad", initializer=constant(0.0)), 4) is expected
+
+
+NARROW, BROAD = (TableSpec(name=f"C{dim}", dim=dim, rule="sgd", initializer=constant(0.0)) for dim in (1, 2))
+
+
+def workers_of_two_tables(cluster: InProcessCluster, min_dims: tuple[int, int], **options: Any) -> list[Worker]:
+    """Two workers of a narrow table and a broad one, who cache tables from these dims on."""
+    for number, shard in enumerate(cluster.shards):
+        for spec in (NARROW, BROAD):
+            cluster.run(number, partial(shard.add_table, spec))
+    mode = mode_of("async", LOOSE)
+    return [
+        Worker(cluster, index, 2, [NARROW, BROAD], mode, min_dim=min_dim, **options)
+        for index, min_dim in enumerate(min_dims)
+    ]
+
+
+def update_with_ones(worker: Worker, ids: NDArray[np.int64]) -> None:
+    """Trains the rows of both tables by a gradient of 1, at a rate of 1."""
+    batches = [worker.batch(spec, ids) for spec in (NARROW, BROAD)]
+    worker.training.prefetch(batches)
+    grads = [each._replace(values=np.ones_like(each.values), learning_rate=1.0) for each in batches]
+    worker.training.update(grads, [], 1.0)
+    worker.client.flush()
 
 
 def test_uncached_table_beside_a_cached_one_has_what_others_pushed() -> None:
-    specs = [TableSpec(name=f"C{dim}", dim=dim, rule="sgd", initializer=constant(0.0)) for dim in (1, 2)]
     ids = np.arange(6)
     with cluster_of(2) as cluster:
-        for number, shard in enumerate(cluster.shards):
-            for spec in specs:
-                cluster.run(number, partial(shard.add_table, spec))
-        mode = mode_of("async", LOOSE)
-        own, other = (Worker(cluster, index, 2, specs, mode, min_dim=2) for index in range(2))
+        own, other = workers_of_two_tables(cluster, (2, 2))
         for worker in (own, other, other):
-            batches = [worker.batch(spec, ids) for spec in specs]
-            worker.training.prefetch(batches)
-            grads = [each._replace(values=np.ones_like(each.values), learning_rate=1.0) for each in batches]
-            worker.training.update(grads, [], 1.0)
-            worker.client.flush()
-        (batch,) = [own.read(specs[0], ids)]
-        assert own.caches is not None
-        assert list(own.caches.stats()) == ["C2"]
-        np.testing.assert_array_equal(batch.values, -3)
+            update_with_ones(worker, ids)
+        np.testing.assert_array_equal(own.read(NARROW, ids).values, -3)
+
+
+def test_stats_have_the_tables_that_are_cached() -> None:
+    with cluster_of(1) as cluster:
+        worker = workers_of_two_tables(cluster, (2, 2))[0]
+        update_with_ones(worker, np.arange(6))
+        assert worker.caches is not None
+        assert list(worker.caches.stats()) == ["C2"]
+
+
+@pytest.mark.parametrize("min_dims", [(1, 1), (2, 2), (2, 1)], ids=str)
+def test_the_smallest_dim_changes_no_weight_of_a_gradient(min_dims: tuple[int, int]) -> None:
+    ids = np.arange(6)
+    with cluster_of(1) as cluster:
+        workers = workers_of_two_tables(cluster, min_dims, merge="avg", max_held=0)
+        for worker in workers:
+            update_with_ones(worker, ids)
+        np.testing.assert_array_equal(workers[0].evaluate(NARROW, ids), -1)
+
+
+def test_a_worker_says_that_no_table_is_cached(caplog: pytest.LogCaptureFixture) -> None:
+    with cluster_of(1) as cluster, caplog.at_level("WARNING", "fleet_sparse.worker.rows.row_caches"):
+        update_with_ones(workers_of_two_tables(cluster, (3, 3))[0], np.arange(6))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.parametrize(
