@@ -559,7 +559,7 @@ GOALS: Sequence[Goal] = (
         for examples, length in ((400_000, ""), (1_200_000, ", 1.2 M examples"))
     ),
     Goal(
-        "time to AUC with row caches over without, 4 workers; the worst of all dims and links",
+        "time to AUC with row caches over without, 4 workers; the worst of all dims and links up to 1 Gbit/s",
         (1.05,),
         "",
         "het_link",

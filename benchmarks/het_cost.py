@@ -6,8 +6,8 @@ gradients that are the same for a row in every step but for noise. Each job runs
 at most a distance of twice the learning rate, and by 100 updates and a quarter of all; all rows fit into the caches.
 
 Figures are of the second half of the steps: CPU of a worker's lookup and update, its I/O thread included, and of the
-pserver, for each distinct row of a batch. A small batch shows what a step costs whatever its size, a large one what a
-row costs. Waits are not CPU, and nothing of Paddle is in it.
+pserver, for a step. Small batches show what a step costs whatever its size, and more tables what each of them adds;
+large ones what rows cost. Waits are not CPU, and nothing of Paddle is in it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 from rich.console import Console
@@ -39,11 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures each job and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=AT_LEAST_1, nargs="+", default=[1, 4])
+    parser.add_argument("--tables", type=AT_LEAST_1, nargs="+", default=[1, 26])
     parser.add_argument("--dims", type=DIM, nargs="+", default=[16, 64])
     parser.add_argument("--batches", type=AT_LEAST_1, nargs="+", default=[32, 2048], help="examples of a batch")
     parser.add_argument("--rows", type=AT_LEAST_1, default=300_000)
-    parser.add_argument("--examples", type=AT_LEAST_1, default=400_000, help="of all workers and steps of a job")
-    parser.add_argument("--max-steps", type=AT_LEAST_2, default=600)
+    parser.add_argument("--examples", type=AT_LEAST_1, default=300_000, help="of all workers and steps of a job")
+    parser.add_argument("--max-steps", type=AT_LEAST_2, default=300)
     parser.add_argument("--rounds", type=AT_LEAST_1, default=3)
     add_results(parser)
     options = parser.parse_args(arguments)
@@ -68,52 +70,59 @@ def measured_round(
             shape = {"exponent": _EXPONENT, "batch": batch, "num_steps": steps}
             sizes = criteo_sizes(options.rows)
             traces = [draw(sizes, **shape, seed=100 * seed + worker) for worker in range(num_workers)]
-            for dim in options.dims:
-                for of_bound, bound in BOUNDS.items():
-                    name = f"{num_workers} workers, dim {dim}, {batch} examples: {of_bound}"
-                    on_progress(f"seed {seed}: {name}")
-                    found[name] = measured(traces, dim, bound, seed)
+            for (dim, num_tables), (of_bound, bound) in product(product(options.dims, options.tables), BOUNDS.items()):
+                name = f"{num_workers} workers, {num_tables} tables, dim {dim}, {batch} examples: {of_bound}"
+                on_progress(f"seed {seed}: {name}")
+                found[name] = measured(traces, dim, num_tables, bound, seed)
     return found
 
 
-def measured(traces: Sequence[Trace], dim: int, bound: RowBound | None, seed: int) -> dict[str, float]:
-    """Returns the CPU of a job's workers and of its pserver, nanoseconds a row, and the distinct rows of a batch."""
+def measured(traces: Sequence[Trace], dim: int, num_tables: int, bound: RowBound | None, seed: int) -> dict[str, float]:
+    """Returns the CPU seconds of a worker and of the pserver for a worker's step, and its distinct rows."""
     rng, first_counted = np.random.default_rng(seed), traces[0].num_steps // 2
     means = rng.standard_normal((traces[0].num_ids, 1), np.float32)
     num_rows, own_s, others_s, pserver_s = 0, 0.0, 0.0, 0.0
-    with one_process_job(len(traces), dim, bound, traces[0].num_ids) as (workers, pid):
+    with one_process_job(len(traces), dim, bound, -(-traces[0].num_ids // num_tables), num_tables) as (workers, pid):
         for step in range(traces[0].num_steps):
             if step == first_counted:
+                for worker in workers:
+                    worker.client.flush()
                 num_rows, own_s, pserver_s = 0, 0.0, -cpu_seconds([pid])
                 others_s = time.thread_time() - time.process_time()
             for worker, trace in zip(workers, traces, strict=True):
-                batch = worker.batch(trace.batch(step).astype(np.int64))
-                grads = means[batch.unique.ids] + _NOISE * rng.standard_normal(batch.values.shape, np.float32)
+                batches = worker.batches(trace.batch(step).astype(np.int64))
+                grads = [
+                    means[batch.unique.ids] + _NOISE * rng.standard_normal(batch.values.shape, np.float32)
+                    for batch in batches
+                ]
                 begun = time.thread_time()
-                worker.read(batch)
-                worker.update(batch, grads)
+                worker.read(batches)
+                worker.update(batches, grads)
                 own_s += time.thread_time() - begun
-                num_rows += len(batch.unique.ids)
+                num_rows += sum(len(batch.unique.ids) for batch in batches)
         for worker in workers:
             worker.client.flush()
         others_s += time.process_time() - time.thread_time()
         pserver_s += cpu_seconds([pid])
+    num_steps = len(traces) * (traces[0].num_steps - first_counted)
     return {
-        "worker_ns": 1e9 * (own_s + others_s) / num_rows,
-        "pserver_ns": 1e9 * pserver_s / num_rows,
-        "rows": num_rows / (len(traces) * (traces[0].num_steps - first_counted)),
+        "worker_s": (own_s + others_s) / num_steps,
+        "pserver_s": pserver_s / num_steps,
+        "rows": num_rows / num_steps,
     }
 
 
 def show(console: Console, rounds: Sequence[dict[str, dict[str, float]]]) -> None:
     """Prints medians over the rounds."""
-    table = Table(title="CPU of a distinct row, ns")
+    table = Table(title="CPU of a step of one worker")
     table.add_column("job", no_wrap=True)
-    for heading in ("worker", "pserver", "distinct rows"):
+    for heading in ("worker, ms", "pserver, ms", "distinct rows"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in rounds[0]:
-        medians = [np.median([each[name][key] for each in rounds]) for key in ("worker_ns", "pserver_ns", "rows")]
-        table.add_row(name, *(f"{median:.0f}" for median in medians))
+        worker_s, pserver_s, rows = (
+            np.median([each[name][key] for each in rounds]) for key in ("worker_s", "pserver_s", "rows")
+        )
+        table.add_row(name, f"{1e3 * worker_s:.3f}", f"{1e3 * pserver_s:.3f}", f"{rows:.0f}")
     console.print(table)
 
 

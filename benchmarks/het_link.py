@@ -3,12 +3,13 @@
 `python -m benchmarks.het_link` from the root of a checkout. Every worker and every pserver has a network namespace of
 its own, and a token bucket bounds both directions of every leg (`benchmarks/het/network.py`). Where that is not
 allowed, or with `--proxy`, all workers share one link of that rate for each direction, the proxy of `benchmarks.link`;
-the record says which. Real jobs of Paddle train the same examples in async mode: without caches, and with rows that
-lag by at most a distance of twice the learning rate. Tables of dim 1, as of a wide part, are not cached. As in HET's
-hybrid, dense values stay beside the workers: one more pserver on each of their hosts has them
-(`FLEET_SPARSE_ROW_SHARDS`), so that the legs of the others are free for rows; with `--dense pservers`, and behind the
-proxy, the same pservers have both. Worker 0 evaluates every `--evaluate-every` steps; evaluations are outside the time.
-The target is `--target` of the AUC with which the job without caches ends.
+the record says which. Real jobs of Paddle train the same examples in async mode: without caches, with rows that lag by
+at most a distance of twice the learning rate, and by 100 updates and a quarter of all. Tables of a smaller dim than
+`--cache-min-dim`, as that of the wide part, are not cached. As in HET's hybrid, dense values stay beside the workers:
+one more pserver on each of their hosts has them (`FLEET_SPARSE_ROW_SHARDS`), so that the legs of the others are free
+for rows; with `--dense pservers`, and behind the proxy, the same pservers have both. Worker 0 evaluates every
+`--evaluate-every` steps; evaluations are outside the time. The target is `--target` of the AUC with which the job
+without caches ends.
 
 A run that is stopped keeps the jobs that ended (`benchmarks.record.Jobs`): the same command goes on with the others.
 """
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ids", type=AT_LEAST_1, default=600_000, help="distinct values of all fields")
     parser.add_argument("--batch", type=AT_LEAST_1, default=128, help="examples of a step of each worker")
     parser.add_argument("--cache-percent", type=amount, default=10, help="rows that a worker caches")
+    parser.add_argument("--cache-min-dim", type=DIM, default=2, help="smallest dim of a table that is cached")
     parser.add_argument("--evaluate-every", type=AT_LEAST_1, default=50, help="steps of each worker")
     parser.add_argument("--target", type=amount, default=0.999, help="of the last AUC without caches")
     parser.add_argument("--seeds", type=AT_LEAST_1, default=1)
@@ -117,7 +119,8 @@ def train(options: argparse.Namespace, link: str, bound: str, examples: Path, se
     command += ["--batch-size", str(options.batch), "--optimizer", options.optimizer]
     command += ["--learning-rate", str(RATES[options.optimizer]), *bound_options(bound, options.optimizer)]
     if bound != NO_CACHE:
-        command += ["--cache-rows", str(max(int(options.ids * options.cache_percent / 100), 1)), "--cache-min-dim", "2"]
+        command += ["--cache-rows", str(max(int(options.ids * options.cache_percent / 100), 1))]
+        command += ["--cache-min-dim", str(options.cache_min_dim)]
     is_hybrid = options.dense == WORKERS
     reach = by_proxy(options) if link == PROXY else by_namespaces(options, is_hybrid=is_hybrid)
     with reach as (places, counted):

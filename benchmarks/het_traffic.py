@@ -143,13 +143,14 @@ def measured(traces: Sequence[Trace], dim: int, bound: RowBound, capacity: int, 
                 worker.client.flush()  # a pull may overtake another worker's push
             if step == first_counted:
                 before = sum(worker.num_bytes for worker in workers)
-            batches = [
-                worker.batch(trace.batch(step).astype(np.int64)) for worker, trace in zip(workers, traces, strict=True)
+            of_workers = [
+                worker.batches(trace.batch(step).astype(np.int64))
+                for worker, trace in zip(workers, traces, strict=True)
             ]
-            for worker, batch in zip(workers, batches, strict=True):
-                worker.read(batch)
-            for worker, batch in zip(workers, batches, strict=True):
-                worker.update(batch, np.full_like(batch.values, _GRADIENT))
+            for worker, batches in zip(workers, of_workers, strict=True):
+                worker.read(batches)
+            for worker, batches in zip(workers, of_workers, strict=True):
+                worker.update(batches, [np.full_like(batch.values, _GRADIENT) for batch in batches])
         for worker in workers:
             worker.client.flush()
         num_bytes = sum(worker.num_bytes for worker in workers) - before

@@ -29,7 +29,7 @@ MODEL_TOLERANCE = 0.2
 SYNC_COMMIT, SYNC_PSERVERS_MS = "8959b3c", 5.98  # the median that `cluster.jsonl` has of it, sync, 2 x 2
 WIRE = "over the wire"
 MOST_MBIT_PER_S = 1000
-"""Of the links that a goal is about."""
+"""Fastest link that counts for `worst_time_to_auc`."""
 
 Round = Mapping[str, Any]
 Measure = Callable[[Run], "Figure | None"]

@@ -172,8 +172,8 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     ),
     "het_cost": (
         key("distinct rows", 0, "rows"),
-        key("worker, ns a row", 0, "worker_ns"),
-        key("pserver, ns a row", 0, "pserver_ns"),
+        key("worker, ms a step", 3, "worker_s", MS),
+        key("pserver, ms a step", 3, "pserver_s", MS),
     ),
     "het_auc": (
         Column("M examples", 1, lambda at: at.run["options"]["examples"] / MEGA),

@@ -1,10 +1,10 @@
-"""Jobs of real clients without Paddle: all workers in this process, one pserver process, async mode, one table."""
+"""Jobs of real clients without Paddle: all workers in this process, one pserver process, async mode."""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -38,37 +38,46 @@ class Worker:
 
     Args:
         client: Its client.
-        spec: The table.
+        specs: The tables.
         num_workers: Number of workers of the job.
         bound: Bound of the job; None for no cache.
-        capacity: Copies of a worker.
+        capacity: Copies of a table.
     """
 
     def __init__(
-        self, client: Client, spec: TableSpec, num_workers: int, bound: RowBound | None, capacity: int
+        self, client: Client, specs: Sequence[TableSpec], num_workers: int, bound: RowBound | None, capacity: int
     ) -> None:
-        self.client, self._spec = client, spec
+        self.client, self._specs = client, specs
         self._deduplicator = Deduplicator(Placement.even(1))
         caches = None
         if bound is not None:
             job = CacheJob(bound, num_workers, None)
-            max_bytes, tables = 2 * capacity * bytes_per_row(spec, job), {spec.name: spec}
+            tables = {spec.name: spec for spec in specs}
+            max_bytes = 2 * capacity * sum(bytes_per_row(spec, job) for spec in specs)
             caches = RowCaches(client, self._deduplicator, job, tables, max_bytes=max_bytes, max_rows=capacity)
         mode = Mode(row_bound=bound)
         self._training = PserverTraining(client, self._deduplicator, mode, num_workers, caches=caches)
 
-    def batch(self, ids: NDArray[np.int64]) -> RowBatch:
-        """Returns a batch of these ids, `(n,)`, whose rows are not there yet."""
-        unique, _ = self._deduplicator.unique([ids], self._spec.salt)
-        return RowBatch(self._spec, unique, np.empty((len(unique.ids), self._spec.dim), np.float32))
+    def batches(self, ids: NDArray[np.int64]) -> list[RowBatch]:
+        """Returns a batch for each table that has some of these ids, `(n,)`, whose rows are not there yet."""
+        found = []
+        for number, spec in enumerate(self._specs):
+            of_table = ids[ids % len(self._specs) == number]
+            if len(of_table):
+                unique, _ = self._deduplicator.unique([of_table], spec.salt)
+                found.append(RowBatch(spec, unique, np.empty((len(unique.ids), spec.dim), np.float32)))
+        return found
 
-    def read(self, batch: RowBatch) -> None:
+    def read(self, batches: Sequence[RowBatch]) -> None:
         """Looks up the rows of a step."""
-        self._training.prefetch([batch])
+        self._training.prefetch(batches)
 
-    def update(self, batch: RowBatch, grads: NDArray[np.float32]) -> None:
-        """Trains them with gradients `(n, dim)`."""
-        self._training.update([batch._replace(values=grads, learning_rate=RATE)], [], 1.0)
+    def update(self, batches: Sequence[RowBatch], grads: Sequence[NDArray[np.float32]]) -> None:
+        """Trains them with gradients, `(n, dim)` for each batch."""
+        trained = [
+            batch._replace(values=of_batch, learning_rate=RATE) for batch, of_batch in zip(batches, grads, strict=True)
+        ]
+        self._training.update(trained, [], 1.0)
 
     @property
     def num_bytes(self) -> int:
@@ -84,9 +93,21 @@ class OneProcessJob(NamedTuple):
 
 
 @contextmanager
-def one_process_job(num_workers: int, dim: int, bound: RowBound | None, capacity: int) -> Iterator[OneProcessJob]:
-    """Runs a pserver process and yields the workers. Arguments are those of `Worker`, and the dim of the rows."""
-    spec = TableSpec(name="rows", dim=dim, rule=RULE, initializer=constant(0.0))
+def one_process_job(
+    num_workers: int, dim: int, bound: RowBound | None, capacity: int, num_tables: int = 1
+) -> Iterator[OneProcessJob]:
+    """Runs a pserver process and yields the workers.
+
+    Args:
+        num_workers: As of `Worker`, and the next three.
+        dim: Of the rows.
+        bound: As above.
+        capacity: As above.
+        num_tables: Number of tables; they share the ids evenly.
+    """
+    specs = [
+        TableSpec(name=f"rows{number}", dim=dim, rule=RULE, initializer=constant(0.0)) for number in range(num_tables)
+    ]
     settings = Settings(channel="stream")
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -94,8 +115,8 @@ def one_process_job(num_workers: int, dim: int, bound: RowBound | None, capacity
         controls = [stack.enter_context(ControlClient(pservers.endpoints, settings)) for _ in range(num_workers)]
         workers = []
         for index, control in enumerate(controls):
-            registrations = control.register([spec], index, num_workers, Mode(row_bound=bound))
+            registrations = control.register(specs, index, num_workers, Mode(row_bound=bound))
             channel, placement = open_channel(registrations, settings), Placement.even(1)
             client = stack.enter_context(Client(channel, control.identity, registrations, placement, settings))
-            workers.append(Worker(client, spec, num_workers, bound, capacity))
+            workers.append(Worker(client, specs, num_workers, bound, capacity))
         yield OneProcessJob(workers, pservers.processes[0].process.pid)

@@ -1,15 +1,17 @@
-"""CPU that row caches take. Costs are of `benchmarks.het_cost`, in async mode, with Adagrad at dims 16 and 64."""
+"""CPU that row caches take, as `benchmarks.het_cost` measured it: async mode, Adagrad, dims 16 and 64."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from .job import PlannedJob
+from .traffic import probability_of_hit
 
 
 class _HitCost(NamedTuple):
     """CPU of a worker for the rows in its caches: found, read and trained there, and noted."""
 
+    step_ns: float
     table_ns: float
     """In each step for each table, whatever the number of rows."""
     row_ns: float
@@ -17,11 +19,11 @@ class _HitCost(NamedTuple):
     """For each float of a row."""
 
 
-ALONE = _HitCost(4e5, 30.0, 4.5)
-AMONG_OTHERS = _HitCost(7e5, 80.0, 11.0)
+ALONE = _HitCost(3e5, 1e5, 30.0, 4.5)
+AMONG_OTHERS = _HitCost(5e5, 1.6e5, 80.0, 11.0)
 """Copies are asked about and compared with their bases, too; what is refreshed and sent is counted with the traffic."""
-ASKED_TABLE_NS, ASKED_ROW_NS = 3e5, 100.0
-"""CPU of a pserver for an ask of several workers: for each table, and for each row that it is asked about."""
+ASK_NS, ASKED_ROW_NS = 1e5, 100.0
+"""CPU of a pserver for what one of several workers asks about a table, and for each row that it asks about."""
 
 
 class CacheCost(NamedTuple):
@@ -38,6 +40,8 @@ def cache_cost(job: PlannedJob, num_pservers: int) -> CacheCost:
     if not cached.hit:
         return CacheCost(0.0, 0.0)
     cost = ALONE if job.workers == 1 else AMONG_OTHERS
-    worker_ns = job.tables * cost.table_ns + ids * cached.hit * (cost.row_ns + cost.float_ns * job.dim)
-    asked_ns = job.tables * num_pservers * ASKED_TABLE_NS + ids * cached.asked * ASKED_ROW_NS
+    of_steps_ns = cost.step_ns + job.tables * cost.table_ns
+    worker_ns = of_steps_ns + ids * cached.hit * (cost.row_ns + cost.float_ns * job.dim)
+    num_asks = job.tables * num_pservers * probability_of_hit(num_pservers, ids * cached.asked / job.tables)
+    asked_ns = num_asks * ASK_NS + ids * cached.asked * ASKED_ROW_NS
     return CacheCost(1e-9 * worker_ns, 0.0 if job.workers == 1 else 1e-9 * asked_ns)

@@ -36,8 +36,8 @@ def traffic_of(job: PlannedJob, num_pservers: int) -> StepTraffic:
 
     A frame larger than the frame limit is split; the extra headers are not counted.
     """
-    hit = num_pservers * _probability_of_hit(num_pservers, job.distinct_ids)
-    pull_blocks = job.tables * num_pservers * _probability_of_hit(num_pservers, job.distinct_ids / job.tables)
+    hit = num_pservers * probability_of_hit(num_pservers, job.distinct_ids)
+    pull_blocks = job.tables * num_pservers * probability_of_hit(num_pservers, job.distinct_ids / job.tables)
     pulls = num_pservers if job.mode == SYNC else hit
     pushes = num_pservers if job.mode == SYNC or job.exchanges_dense else hit
     push_blocks = job.tables * num_pservers if job.mode == SYNC else pull_blocks
@@ -59,6 +59,6 @@ def traffic_of(job: PlannedJob, num_pservers: int) -> StepTraffic:
     )
 
 
-def _probability_of_hit(num_pservers: int, num_ids: float) -> float:
+def probability_of_hit(num_pservers: int, num_ids: float) -> float:
     """Returns the probability that a pserver owns at least one of the ids."""
     return 1.0 if num_pservers == 1 else -math.expm1(num_ids * math.log1p(-1 / num_pservers))
