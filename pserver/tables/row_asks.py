@@ -78,10 +78,9 @@ def answer(
     if num_workers > 1:
         store.make_clocks(bound)
         clocks = store.clocks
-    row_indices, num_ids = store.find(ids), len(ids)
-    slack, num_found = np.empty(num_ids, np.uint8), np.empty(2, np.int64)
-    due, due_row_indices, full, full_row_indices = np.empty((4, num_ids), np.int64)
-    due_clocks, full_clocks = np.empty((2, num_ids), np.uint32)
+    row_indices, slack, num_found = store.find(ids), np.empty(len(ids), np.uint8), np.empty(2, np.int64)
+    due, due_row_indices, full, full_row_indices = (np.empty(len(ids), np.int64) for _ in range(4))
+    due_clocks, full_clocks = (np.empty(len(ids), np.uint32) for _ in range(2))
     lag, share, _ = bound.terms
     has_states, gives_steps = store.spec.update_rule.num_states > 0, counts_steps and bound.has_leases
     answer_asks(

@@ -314,7 +314,7 @@ def update_with_ones(worker: Worker, ids: NDArray[np.int64]) -> None:
     worker.client.flush()
 
 
-def test_uncached_table_beside_a_cached_one_has_what_others_pushed() -> None:
+def test_a_table_that_is_not_cached_has_what_others_pushed() -> None:
     ids = np.arange(6)
     with cluster_of(2) as cluster:
         own, other = workers_of_two_tables(cluster, (2, 2))
