@@ -8,22 +8,28 @@ from .job import PlannedJob
 from .traffic import probability_of_hit
 
 
-class _HitCost(NamedTuple):
-    """CPU of a worker for the rows in its caches: found, read and trained there, and noted."""
+class _Cost(NamedTuple):
+    """CPU of a step of one worker."""
 
     step_ns: float
     table_ns: float
-    """In each step for each table, whatever the number of rows."""
+    """For each table, whatever the number of rows."""
     row_ns: float
     float_ns: float
     """For each float of a row."""
 
+    def of(self, steps: float, tables: float, rows: float, dim: int) -> float:
+        """Returns nanoseconds."""
+        return steps * self.step_ns + tables * self.table_ns + rows * (self.row_ns + self.float_ns * dim)
 
-ALONE = _HitCost(3e5, 1e5, 30.0, 4.5)
-AMONG_OTHERS = _HitCost(5e5, 1.6e5, 80.0, 11.0)
-"""Copies are asked about and compared with their bases, too; what is refreshed and sent is counted with the traffic."""
-ASK_NS, ASKED_ROW_NS = 1e5, 100.0
-"""CPU of a pserver for what one of several workers asks about a table, and for each row that it asks about."""
+
+ALONE = _Cost(3.0e5, 2.2e5, 160.0, 3.7)
+"""Of the only worker of a job: rows in its caches are found, read and trained there, and noted."""
+AMONG_OTHERS = _Cost(2.7e5, 3.5e5, 180.0, 12.5)
+"""Of one of several workers: copies are asked about and compared with their bases, too. What is refreshed and sent is
+counted with the traffic."""
+ASKED = _Cost(1.3e5, 2.0e5, 80.0, 6.5)
+"""Of the pservers that one of several workers asks about its copies."""
 
 
 class CacheCost(NamedTuple):
@@ -39,9 +45,13 @@ def cache_cost(job: PlannedJob, num_pservers: int) -> CacheCost:
     cached, ids = job.cached, job.distinct_ids
     if not cached.hit:
         return CacheCost(0.0, 0.0)
-    cost = ALONE if job.workers == 1 else AMONG_OTHERS
-    of_steps_ns = cost.step_ns + job.tables * cost.table_ns
-    worker_ns = of_steps_ns + ids * cached.hit * (cost.row_ns + cost.float_ns * job.dim)
-    num_asks = job.tables * num_pservers * probability_of_hit(num_pservers, ids * cached.asked / job.tables)
-    asked_ns = num_asks * ASK_NS + ids * cached.asked * ASKED_ROW_NS
-    return CacheCost(1e-9 * worker_ns, 0.0 if job.workers == 1 else 1e-9 * asked_ns)
+    hits = ids * cached.hit
+    if job.workers == 1:
+        return CacheCost(1e-9 * ALONE.of(1, job.tables, hits, job.dim), 0.0)
+    asked = ids * cached.asked
+    num_pservers_asked = num_pservers * probability_of_hit(num_pservers, asked)
+    num_blocks = job.tables * num_pservers * probability_of_hit(num_pservers, asked / job.tables)
+    return CacheCost(
+        worker_s=1e-9 * AMONG_OTHERS.of(1, job.tables, hits, job.dim),
+        pservers_s=1e-9 * ASKED.of(num_pservers_asked, num_blocks, asked, job.dim),
+    )
