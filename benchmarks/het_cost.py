@@ -24,13 +24,13 @@ from rich.table import Table
 from benchmarks.cpu_clock import cpu_seconds
 from benchmarks.het.clients import RATE, one_process_job
 from benchmarks.het.trace import Trace, draw
+from benchmarks.het.training import DRIFT, LAG, NO_CACHE
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.row_bound import DEFAULT_SHARE, RowBound
 from fleet_sparse.models.synthetic import criteo_sizes
 from fleet_sparse.warm_up import warm_up
 
-NO_CACHE, DRIFT, LAG = "no cache", "drift 2 x rate", "lag 100, share 1/4"
 BOUNDS = {NO_CACHE: None, DRIFT: RowBound(drift=2 * RATE), LAG: RowBound(100, DEFAULT_SHARE)}
 _NOISE = np.float32(2.0)  # of a gradient, over its mean
 _EXPONENT = 1.1

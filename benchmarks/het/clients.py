@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.het.training import RATES
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
@@ -29,8 +30,8 @@ from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import RowCaches
 
-RULE, RATE = "adagrad", 0.03
-"""Update rule and learning rate."""
+RULE = "adagrad"
+RATE = RATES[RULE]
 
 
 class Worker:

@@ -176,8 +176,7 @@ def check_memory(row_cache: RowCache | None, config: OptimizerConfig, dims: Iter
     Raises:
         PlanError: They do not.
     """
-    cached = [dim for dim in dims if row_cache is not None and dim >= row_cache.min_dim]
-    if row_cache is None or not cached:
+    if row_cache is None or not (cached := [dim for dim in dims if dim >= row_cache.min_dim]):
         return
     needed = row_cache.max_bytes
     if row_cache.max_rows is not None:

@@ -42,7 +42,7 @@ class Listed(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the kernel wrote."""
+    """The answers that the kernel wrote, and the lists of what follows."""
 
     slack: NDArray[np.uint8]
     due: Listed

@@ -24,20 +24,20 @@ class _Cost(NamedTuple):
 
 
 ALONE = _Cost(3.0e5, 2.2e5, 160.0, 3.7)
-"""Of the only worker of a job: rows in its caches are found, read and trained there, and noted."""
+"""What the caches of the only worker of a job cost: it finds, reads and trains rows there, and notes their use."""
 AMONG_OTHERS = _Cost(2.7e5, 3.5e5, 180.0, 12.5)
-"""Of one of several workers: copies are asked about and compared with their bases, too. What is refreshed and sent is
-counted with the traffic."""
+"""What those of one of several workers cost: it also asks about its copies and compares them with their bases. What it
+refreshes and sends is counted with the traffic."""
 ASKED = _Cost(1.3e5, 2.0e5, 80.0, 6.5)
-"""Of the pservers that one of several workers asks about its copies."""
+"""What it costs pservers to answer the asks of one of several workers about its copies."""
 
 
 class CacheCost(NamedTuple):
-    """Seconds of CPU in a step of one worker."""
+    """The CPU seconds that row caches take in a step of one worker."""
 
     worker_s: float
     pservers_s: float
-    """Of all pservers together."""
+    """CPU of all pservers together."""
 
 
 def cache_cost(job: PlannedJob, num_pservers: int) -> CacheCost:

@@ -1,4 +1,4 @@
-"""What answers to asks about copies must have."""
+"""Answers to asks about copies are complete, or refused."""
 
 from __future__ import annotations
 
