@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -99,7 +100,16 @@ def run(  # noqa: PLR0913, PLR0917  # each is an option
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Runs the command line, and ends the process."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(run)
-    app(prog_name="python -m fleet_sparse.pserver")
+    try:
+        app(prog_name="python -m fleet_sparse.pserver")
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        # All is closed, and at the end of the interpreter threads of libraries may wait for each other for ever.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -128,6 +129,8 @@ class ControlPlane:
         self._end()
 
     async def _start(self, address: str) -> int:
+        # Keeps gRPC's thread until the process ends: gRPC may wait for its end for ever (grpc/grpc#22365).
+        grpc.aio.init_grpc_aio()
         self._server = grpc.aio.server(options=[*_OPTIONS, *_connections(self._settings)])
         # Requests are decoded by the handler: gRPC would log a traceback for each that is no message.
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -149,7 +152,8 @@ class ControlPlane:
         self._service.close()
         self._watcher.cancel()
         self._service.release_waiting()
-        await self._server.stop(LAST_REPLIES_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._server.stop(LAST_REPLIES_S), 2 * LAST_REPLIES_S)
         await _end_tasks()
 
     def _handler(self, name: str) -> Callable[[bytes, Any], Any]:

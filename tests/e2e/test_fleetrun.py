@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from support.jobs import fleetrun, numbers, output_of, python, wait_for_line
+from support.jobs import TIMEOUT_S, fleetrun, numbers, output_of, python, wait_for_line
 
 
 def server_environment(port: int) -> dict[str, str]:
@@ -77,18 +76,19 @@ def test_saved_rows_are_the_same_in_another_job(trained, saved_rows, tmp_path):
 
 
 def test_run_server_becomes_a_pserver_without_paddle(tmp_path):
-    process = python("endless.py", tmp_path, **server_environment(0))
-    try:
-        pid = int(wait_for_line(process, r"starts: pid (\d+)")[1])
-        wait_for_line(process, "is ready")
-        supervisor, pserver = (Path(f"/proc/{each}/maps").read_text() for each in (process.pid, pid))
-        assert "numba" in pserver or "llvmlite" in pserver
-        assert "paddle" not in pserver
-        assert "numpy" not in supervisor
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-        process.stdout.close()
+    with python("endless.py", tmp_path, **server_environment(0)) as process:
+        try:
+            pid = int(wait_for_line(process, r"starts: pid (\d+)")[1])
+            wait_for_line(process, "is ready")
+            supervisor, pserver = (Path(f"/proc/{each}/maps").read_text() for each in (process.pid, pid))
+            process.terminate()
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
+    assert "numba" in pserver or "llvmlite" in pserver
+    assert "paddle" not in pserver
+    assert "numpy" not in supervisor
 
 
 def test_table_of_1e11_rows_takes_no_memory_of_the_trainer(tmp_path):

@@ -277,6 +277,16 @@ def test_signal_before_it_is_ready_ends_it_with_0(start: Start) -> None:
     assert pserver.wait(END_S) == 0
 
 
+def test_threads_of_libraries_do_not_hold_up_its_end(start: Start, tmp_path: Path) -> None:
+    waits = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nRULES = []\n"
+    (tmp_path / "waiting_rules.py").write_text(waits)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    pserver = start(FLEET_SPARSE_RULES="waiting_rules", PYTHONPATH=path)
+    pserver.remote.register(SGD)
+    pserver.terminate()
+    assert pserver.wait(END_S) == 0
+
+
 def test_stop_ends_the_barrier_for_waiting_workers(start: Start) -> None:
     pserver = start()
     pserver.remote.register(worker=0, num_workers=2)

@@ -126,3 +126,22 @@ def test_a_stop_waits_for_the_work_of_calls_that_ended(
         served.close()
     assert ended.is_set()
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def test_a_stop_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC's own stop waits for events of a thread, and has none."""
+    monkeypatch.setattr(grpc_server, "LAST_REPLIES_S", 0.1)
+    held = HeldControl(tmp_path)
+    served = ControlPlane("127.0.0.1:0", held.service, held.settings, BY_TCP)
+    cancelled, stop_server = threading.Event(), served._server.stop
+
+    async def stop(grace: float) -> None:
+        await stop_server(grace)
+        try:
+            await asyncio.sleep(JOIN_S)
+        finally:
+            cancelled.set()
+
+    monkeypatch.setattr(served._server, "stop", stop)
+    served.close()
+    assert cancelled.is_set()
