@@ -1,9 +1,9 @@
 """Kernels of copies of rows, and of their bases: the values that they had when they were last equal to what the
 pservers have. Copy `slot` of an array is `values[slot * width : (slot + 1) * width]`.
 
-Of each copy there are four counts, in one array so that a use of them touches one cache line: the clock that is known
-of its row and of its states, `NO_VERSION` for none, and how many updates are held of both. Count `k` of a copy is
-`counts[NUM_COUNTS * slot + k]`.
+Of each copy there are five counts, in one array so that a use of them touches one or two cache lines: the clock that
+is known of its row and of its states, `NO_VERSION` for none, how many updates are held of both, and how many this
+worker has made since the copy entered. Count `k` of a copy is `counts[NUM_COUNTS * slot + k]`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .kernels_changes import power
 from .kernels_row_bound import are_states_old, lease_steps, max_held, units
 from .row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW
 
-NUM_COUNTS, KNOWN, STATES_KNOWN, HELD, STATES_HELD = 4, 0, 1, 2, 3
+NUM_COUNTS, KNOWN, STATES_KNOWN, HELD, STATES_HELD, MADE = 5, 0, 1, 2, 3, 4
 _COUNTS, _KNOWN, _STATES_KNOWN = np.uint64(NUM_COUNTS), np.uint64(KNOWN), np.uint64(STATES_KNOWN)
-_HELD, _STATES_HELD = np.uint64(HELD), np.uint64(STATES_HELD)
+_HELD, _STATES_HELD, _MADE = np.uint64(HELD), np.uint64(STATES_HELD), np.uint64(MADE)
 _NO_VERSION, _ROW_FOLLOWS, _STATES_FOLLOW = int(NO_VERSION), ROW_FOLLOWS, STATES_FOLLOW
 _LINE, _ZERO, _ONE = np.uint64(16), np.uint64(0), np.uint64(1)
 # A kernel that reads one array looks further ahead: a core has only so many lines on their way from memory.
@@ -460,7 +460,7 @@ def enter_copies(
         copy(base_states, slot * of_states, row_states, i * of_states, of_states)
         at = _COUNTS * slot
         counts[at + _KNOWN], counts[at + _STATES_KNOWN] = versions[i], versions[i]
-        counts[at + _HELD], counts[at + _STATES_HELD] = np.uint32(0), np.uint32(0)
+        counts[at + _HELD], counts[at + _STATES_HELD], counts[at + _MADE] = np.uint32(0), np.uint32(0), np.uint32(0)
 
 
 @kernel(INT64_IN, UINT32S, INT64S, result=INT64)
@@ -543,6 +543,7 @@ def hold_updates(
         slot = np.uint64(slots[i])
         counts[_COUNTS * slot + _HELD] += more
         counts[_COUNTS * slot + _STATES_HELD] += more
+        counts[_COUNTS * slot + _MADE] += more
         held = int(counts[_COUNTS * slot + _HELD])
         amount, most = held, most_held
         if num_workers > 1:
@@ -565,22 +566,26 @@ def hold_updates(
     num_found[0], num_found[1], num_found[2] = num_gradients, num_due, num_single
 
 
-@kernel(INT64_IN, UINT32S, INT64, INT64S, INT64S, result=INT64)
+@kernel(INT64_IN, UINT32S, INT64, BOOL, INT64S, INT64S, result=INT64)
 def divide_by_states(
     slots: NDArray[np.int64],
     counts: NDArray[np.uint32],
     num_workers: int,
+    clocks_count_updates: bool,
     without_states: NDArray[np.int64],
     with_states: NDArray[np.int64],
 ) -> int:
     """Divides copies that are due into those that are sent without their states, and those with old ones.
 
-    Each worker may hold as many updates of states as these, so that together they are an eighth of all.
+    The updates that the states on the pserver lack of all workers together are an eighth of all at most. Where clocks
+    tell how many there were, each worker may keep its share of that eighth, and else an eighth of those that it has
+    made since the copy entered.
 
     Args:
         slots: `(n,)`, none negative.
         counts: Of the copies.
         num_workers: Number of workers of the job.
+        clocks_count_updates: False with a bound in distance.
         without_states: Output, at least `(n,)`: slots of the former, in the same order.
         with_states: Output, at least `(n,)`: slots of the latter, in the same order.
 
@@ -590,9 +595,13 @@ def divide_by_states(
     num_without, num_with = _ZERO, _ZERO
     for i in range(np.uint64(slots.shape[0])):
         at = _COUNTS * np.uint64(slots[i])
-        known = counts[at + _KNOWN]
-        clock = np.uint32((np.uint32(0) if known == _NO_VERSION else known) + counts[at + _HELD])
-        is_old = are_states_old(int(clock), int(counts[at + _STATES_HELD]) * num_workers)
+        lacking = int(counts[at + _STATES_HELD])
+        if clocks_count_updates:
+            known = counts[at + _KNOWN]
+            clock = np.uint32((np.uint32(0) if known == _NO_VERSION else known) + counts[at + _HELD])
+            is_old = are_states_old(int(clock), lacking * num_workers)
+        else:
+            is_old = are_states_old(int(counts[at + _MADE]), lacking)
         without_states[num_without] = with_states[num_with] = slots[i]
         num_without += _ZERO if is_old else _ONE
         num_with += _ONE if is_old else _ZERO

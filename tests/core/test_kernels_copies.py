@@ -5,6 +5,7 @@ import numpy as np
 from fleet_sparse.core.kernels_copies import (
     HELD,
     KNOWN,
+    MADE,
     NUM_COUNTS,
     STATES_HELD,
     STATES_KNOWN,
@@ -59,7 +60,7 @@ def test_each_copy_of_a_batch_holds_one_more_update():
     before = copies.by_slot[4].copy()
     assert copies.held_back([3, -1, 0]) == [[1], [], []]
     more = np.zeros_like(before)
-    more[[3, 0]] = [0, 0, 1, 1]
+    more[[3, 0]] = [0, 0, 1, 1, 1]
     np.testing.assert_array_equal(copies.by_slot[4], before + more)
 
 
@@ -89,9 +90,21 @@ def test_copies_that_hold_updates_of_row_or_states_are_found():
 def test_copies_are_sent_with_states_that_are_an_eighth_behind():
     counts = np.zeros((NUM_SLOTS, NUM_COUNTS), np.uint32)
     counts[:, KNOWN], counts[:, HELD], counts[:, STATES_HELD] = [31, 32, 64, NO_VERSION, 30], 1, [2, 2, 3, 1, 3]
+    assert divided(counts, clocks_count_updates=True) == ([2, 1], [4, 3, 0])
+
+
+def test_clocks_of_distance_do_not_tell_how_old_states_are():
+    counts = np.zeros((NUM_SLOTS, NUM_COUNTS), np.uint32)
+    counts[:, KNOWN], counts[:, STATES_HELD], counts[:, MADE] = 1 << 20, [2, 2, 3, 1, 3], [16, 17, 24, 1, 25]
+    assert divided(counts, clocks_count_updates=False) == ([4, 1], [3, 2, 0])
+
+
+def divided(counts: np.ndarray, *, clocks_count_updates: bool) -> tuple[list[int], list[int]]:
+    """Slots of copies, from the last to the first, that two workers send without their states, and with them."""
     without_states, with_states = np.empty(NUM_SLOTS, np.int64), np.empty(NUM_SLOTS, np.int64)
-    n = divide_by_states(np.array([4, 3, 2, 1, 0]), counts.reshape(-1), 2, without_states, with_states)
-    assert (without_states[:n].tolist(), with_states[: NUM_SLOTS - n].tolist()) == ([2, 1], [4, 3, 0])
+    slots = np.arange(NUM_SLOTS)[::-1].copy()
+    n = divide_by_states(slots, counts.reshape(-1), 2, clocks_count_updates, without_states, with_states)
+    return without_states[:n].tolist(), with_states[: NUM_SLOTS - n].tolist()
 
 
 def test_copies_that_were_sent_are_their_own_bases():
@@ -106,15 +119,15 @@ def test_copies_that_were_sent_hold_nothing_and_are_newer():
     copies = Copies()
     copies.settle([4, -1, 1], has_states=True)
     counts = copies.by_slot[4]
-    assert counts[[4, 1]].tolist() == [[17 + 7, 18 + 7, 0, 0], [5 + 7, 6 + 7, 0, 0]]
-    assert counts[0].tolist() == [1, 2, 3, 4]
+    assert counts[[4, 1]].tolist() == [[21 + 7, 22 + 7, 0, 0, 25], [6 + 7, 7 + 7, 0, 0, 10]]
+    assert counts[0].tolist() == [1, 2, 3, 4, 5]
 
 
 def test_states_that_were_not_sent_are_still_held():
     copies = Copies()
     before = copies.base_states.copy()
     copies.settle([1], has_states=False)
-    assert copies.by_slot[4][1].tolist() == [5 + 7, 6 + 7, 0, 8]
+    assert copies.by_slot[4][1].tolist() == [6 + 7, 7 + 7, 0, 9, 10]
     np.testing.assert_array_equal(copies.base_states, before)
 
 
@@ -122,7 +135,7 @@ def test_an_unknown_clock_stays_unknown_when_a_copy_is_sent():
     copies = Copies()
     copies.by_slot[4][1, KNOWN] = NO_VERSION
     copies.settle([1], has_states=True)
-    assert copies.by_slot[4][1].tolist() == [NO_VERSION, 6, 0, 0]
+    assert copies.by_slot[4][1].tolist() == [NO_VERSION, 7, 0, 0, 10]
 
 
 def test_a_new_copy_is_its_own_base_and_holds_nothing():
@@ -135,7 +148,7 @@ def test_a_new_copy_is_its_own_base_and_holds_nothing():
     )
     for values, entered in zip(copies.by_slot, (rows, rows, row_states, row_states), strict=False):
         np.testing.assert_array_equal(values[[4, 1]], entered)
-    assert copies.by_slot[4][[4, 1]].tolist() == [[50, 50, 0, 0], [60, 60, 0, 0]]
+    assert copies.by_slot[4][[4, 1]].tolist() == [[50, 50, 0, 0, 0], [60, 60, 0, 0, 0]]
     for values, before in zip(copies.by_slot, others, strict=True):
         np.testing.assert_array_equal(values[[0, 2, 3]], before)
 
@@ -154,4 +167,4 @@ def test_an_answer_is_divided_into_copies_and_rows_that_enter():
     )
     assert (row_slots.tolist(), state_slots.tolist()) == ([2, -1, -1, 4], [-1, -1, 4])
     assert [each.tolist() for each in entering] == [[[3, 4, 5], [6, 7, 8]], [[0, 1], [2, 3]], [71, 72]]
-    assert copies.by_slot[4][:, [KNOWN, STATES_KNOWN]].tolist() == [[1, 2], [5, 6], [70, 10], [13, 14], [73, 73]]
+    assert copies.by_slot[4][:, [KNOWN, STATES_KNOWN]].tolist() == [[1, 2], [6, 7], [70, 12], [16, 17], [73, 73]]

@@ -635,11 +635,12 @@ class CachedTable:
 
     def _changes_of(self, slots: NDArray[np.int64], *, has_states: bool = False) -> tuple[Changes, ...]:
         """Returns the changes of copies, and those of rows that left."""
-        # In distance it is not known how far the pservers' states are behind.
-        if has_states or not self._state_width or self._is_single_worker or self._job.bound.drift is not None:
+        if has_states or not self._state_width or self._is_single_worker:
             return (*self._left, *self._made(slots, has_states=True))
         without_states, with_states = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
-        n = divide_by_states(slots, self._counts, self._job.num_workers, without_states, with_states)
+        n = divide_by_states(
+            *(slots, self._counts, self._job.num_workers, self._job.bound.drift is None, without_states, with_states)
+        )
         return (
             *self._left,
             *self._made(without_states[:n], has_states=False),

@@ -246,6 +246,22 @@ def test_the_only_writer_of_several_workers_trains_as_without(rule: str, bound: 
     plain.close()
 
 
+def test_states_go_with_an_eighth_of_the_updates_in_distance() -> None:
+    cached, ids = StoreJob("adagrad", 4, CacheJob(RowBound(drift=0.2), 2, 0, AGED_LFU, ALL)), np.array([3])
+    grads, with_states, without_states = np.ones((1, 5), np.float32), [], []
+    for step in range(1, 400):
+        begun = cached.read(ids, step)
+        outgoing = cached.table.apply(begun.plan, begun.arrived, grads, 0.05, step)
+        for changes in outgoing.changes:
+            share = float(changes.num_updates[0]) / step
+            (with_states if changes.states.shape[1] else without_states).append(share)
+        cached.receive(ids, grads, outgoing, step)
+    assert without_states
+    assert with_states
+    assert max(without_states) < 1 / 8 <= min(with_states)
+    cached.store.close()
+
+
 def _pulled(store: TableStore, id_: int) -> NDArray[np.float32]:
     out = np.empty((1, store.spec.dim), np.float32)
     store.pull(np.array([id_]), out)
