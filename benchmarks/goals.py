@@ -547,14 +547,22 @@ GOALS: Sequence[Goal] = (
     ),
     *(
         Goal(
-            f"time to AUC with row caches over without, 4 workers, {rate} Mbit/s, dim {dim}{length}",
+            f"time to AUC with row caches over without, 4 workers{shards}, {rate} Mbit/s, dim {dim}{length}",
             (bound,),
             "",
             "het_link",
-            {"rate": rate, "dim": dim, "workers": 4, "dense": "workers", "examples": examples},
+            {
+                "rate": rate,
+                "dim": dim,
+                "workers": 4,
+                "pservers": pservers,
+                "dense": "workers",
+                "examples": examples,
+            },
             time_to_auc,
             baseline=_HET_TIME,
         )
+        for pservers, shards in ((2, ""), (1, ", one pserver for rows"))
         for rate, dim, bound in ((100, 128, 0.35), (1000, 256, 0.5))
         for examples, length in ((400_000, ""), (1_200_000, ", 1.2 M examples"))
     ),

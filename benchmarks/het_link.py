@@ -7,7 +7,8 @@ the record says which. Real jobs of Paddle train the same examples in async mode
 at most a distance of twice the learning rate, and by 100 updates and a quarter of all. Tables of a smaller dim than
 `--cache-min-dim`, as that of the wide part, are not cached. As in HET's hybrid, dense values stay beside the workers:
 one more pserver on each of their hosts has them (`FLEET_SPARSE_ROW_SHARDS`), so that the legs of the others are free
-for rows; with `--dense pservers`, and behind the proxy, the same pservers have both. Worker 0 evaluates every
+for rows; with `--dense pservers`, and behind the proxy, the same pservers have both. As HET had one server, the rows
+are on one pserver, whose leg all workers share. Worker 0 evaluates every
 `--evaluate-every` steps; evaluations are outside the time. The target is `--target` of the AUC with which the job
 without caches ends.
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--optimizer", choices=RATES, default="adagrad")
     parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=["drift", "lag"])
     parser.add_argument("--workers", type=AT_LEAST_2, default=4)
-    parser.add_argument("--pservers", type=PSERVERS, default=2)
+    parser.add_argument("--pservers", type=PSERVERS, default=1, help="for rows; HET had one server, too")
     parser.add_argument("--examples", type=AT_LEAST_2, default=400_000, help="to train on")
     parser.add_argument("--tested", type=AT_LEAST_2, default=5_000, help="examples that are held out")
     parser.add_argument("--ids", type=AT_LEAST_1, default=600_000, help="distinct values of all fields")

@@ -140,9 +140,9 @@ def worst_time_to_auc(run: Run) -> Figure | None:
     """
     cells: dict[tuple[int, ...], list[Round]] = {}
     for each in run["runs"]:
-        rate, dim, examples = (each["options"][name] for name in ("rate", "dim", "examples"))
-        if rate <= MOST_MBIT_PER_S:
-            cells.setdefault((rate, dim, examples), []).extend(each["rounds"])
+        cell = tuple(each["options"][name] for name in ("rate", "dim", "pservers", "examples"))
+        if cell[0] <= MOST_MBIT_PER_S:
+            cells.setdefault(cell, []).extend(each["rounds"])
     figures = [time_to_auc({"rounds": rounds}) for rounds in cells.values()]
     return max(figures, key=lambda figure: figure.value) if len(figures) > 1 else None
 

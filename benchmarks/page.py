@@ -33,7 +33,7 @@ WAYS = {
     "convergence": ("data",),
     "compare": ("model", "against", "durability"),
     "het_auc": ("model", "optimizer", "workers"),
-    "het_link": ("model", "rate", "dim", "workers", "dense", "examples"),
+    "het_link": ("model", "rate", "dim", "workers", "pservers", "dense", "examples"),
     "het_save": ("trace_steps",),
 }
 """Options by which the runs of a benchmark are told apart; each combination has rows of its own."""
@@ -542,7 +542,7 @@ def way_of(name: str, run: Run) -> str:
     options = {option: options_of(run).get(option) for option in WAYS.get(name, ())}
     told = {"max_step_lag": "max_step_lag {}", "serial": "serial", "mkl_avx2": "MKL with AVX2"}
     told |= {"workers": "{} workers", "rate": "{} Mbit/s", "dim": "dim {}", "dense": "dense values beside {}"}
-    told |= {"examples": "{} examples"}
+    told |= {"examples": "{} examples", "pservers": "pservers for rows: {}"}
     values = {
         option: " ".join(map(str, np.atleast_1d(value))) for option, value in options.items() if value is not None
     }

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from benchmarks.het.dense_link import ALL_REDUCE, BESIDE
 from benchmarks.measures import misses_over_the_best_policy, over_ring, time_to_auc, worst_time_to_auc
 
 
-def link_run(dim: int, *seconds: float, rate: int = 100, examples: int = 400) -> dict[str, Any]:
+def link_run(dim: int, *seconds: float, rate: int = 100, examples: int = 400, pservers: int = 1) -> dict[str, Any]:
     """Returns a record of the benchmark of links with these seconds to the AUC, those without caches being 1."""
     times = [
         {"drift 2 x rate": {"s_to_target": each, "has_reached": True}, "no cache": {"s_to_target": 1.0}}
         for each in seconds
     ]
-    return {"options": {"rate": rate, "dim": dim, "examples": examples}, "rounds": times}
+    options = {"rate": rate, "dim": dim, "pservers": pservers, "examples": examples}
+    return {"options": options, "rounds": times}
 
 
 def test_the_worst_network_and_dim_counts_for_the_time_to_auc() -> None:
@@ -26,8 +29,9 @@ def test_the_worst_network_and_dim_counts_for_the_time_to_auc() -> None:
     assert worst_time_to_auc({"runs": runs[1:]}) is None
 
 
-def test_jobs_of_other_lengths_count_apart_and_fast_links_do_not() -> None:
-    runs = [link_run(16, 0.5), link_run(16, 0.9, examples=1200), link_run(16, 1.5, rate=10_000)]
+@pytest.mark.parametrize("other", [{"examples": 1200}, {"pservers": 2}], ids=str)
+def test_other_jobs_count_apart_and_fast_links_do_not(other: dict[str, int]) -> None:
+    runs = [link_run(16, 0.5), link_run(16, 0.9, **other), link_run(16, 1.5, rate=10_000)]
     worst = worst_time_to_auc({"runs": runs})
     assert worst
     assert worst.value == 0.9
