@@ -485,6 +485,13 @@ def find_holding(slots: NDArray[np.int64], counts: NDArray[np.uint32], found: ND
     return int(num_found)
 
 
+@inlined
+def _known_clock(counts: NDArray[np.uint32], slot: np.uint64) -> np.uint32:
+    """Returns the clock that is known of the row of a copy; 0 for none, with which rows begin."""
+    known = counts[_COUNTS * slot + _KNOWN]
+    return np.uint32(0) if known == _NO_VERSION else np.uint32(known)
+
+
 @kernel(
     *(INT64_IN, BOOL, FLOAT32S, FLOAT32S, INT64, UINT32S, INT64, INT64, FLOAT64, FLOAT64, INT64),
     *(INT64S, INT64S, INT64S, INT64S),
@@ -548,9 +555,7 @@ def hold_updates(
         amount, most = held, most_held
         if num_workers > 1:
             if share >= 0.0:
-                known = counts[_COUNTS * slot + _KNOWN]
-                clock = 0 if known == _NO_VERSION else int(known)
-                most = min(most, max_held(clock, lag, share, num_workers))
+                most = min(most, max_held(int(_known_clock(counts, slot)), lag, share, num_workers))
             if units_per_distance > 0.0:
                 moved = _displacement(copies, bases, slot * w, w)
                 amount = max(units(float(moved), units_per_distance), int(held > 0))
@@ -597,8 +602,7 @@ def divide_by_states(
         at = _COUNTS * np.uint64(slots[i])
         lacking = int(counts[at + _STATES_HELD])
         if clocks_count_updates:
-            known = counts[at + _KNOWN]
-            clock = np.uint32((np.uint32(0) if known == _NO_VERSION else known) + counts[at + _HELD])
+            clock = np.uint32(_known_clock(counts, np.uint64(slots[i])) + counts[at + _HELD])
             is_old = are_states_old(int(clock), lacking * num_workers)
         else:
             is_old = are_states_old(int(counts[at + _MADE]), lacking)

@@ -19,6 +19,7 @@ from fleet_sparse.core.kernels_changes import subtract_base_states
 from fleet_sparse.core.kernels_copies import (
     HELD,
     KNOWN,
+    MADE,
     NUM_COUNTS,
     STATES_HELD,
     advance_versions,
@@ -112,7 +113,7 @@ class CachedTable:
         self._counts = np.zeros(capacity * NUM_COUNTS, np.uint32)
         by_count: Counts = self._counts.reshape(capacity, NUM_COUNTS).T  # views
         self._known = by_count[KNOWN]
-        self._held, self._states_held = by_count[HELD], by_count[STATES_HELD]
+        self._held, self._states_held, self._num_made = by_count[HELD], by_count[STATES_HELD], by_count[MADE]
         self._idle: NDArray[np.int64] = NOWHERE
         self._left: list[Changes] = []
         self._index_version = self._num_plans = 0
@@ -408,6 +409,7 @@ class CachedTable:
     def _ask_anew(self, slots: NDArray[np.int64]) -> None:
         """Ends the leases of copies, whose versions tell nothing any more; rows that were looked up do not enter."""
         self._known[slots] = NO_VERSION
+        self._num_made[slots] = 0  # the row on the pserver may be another, with states that lack all of them
         self._index.lease(slots, np.full(len(slots), self._step - 1, np.int64))
         self._index_version += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -246,18 +247,40 @@ def test_the_only_writer_of_several_workers_trains_as_without(rule: str, bound: 
     plain.close()
 
 
-def test_states_go_with_an_eighth_of_the_updates_in_distance() -> None:
-    cached, ids = StoreJob("adagrad", 4, CacheJob(RowBound(drift=0.2), 2, 0, AGED_LFU, ALL)), np.array([3])
-    grads, with_states, without_states = np.ones((1, 5), np.float32), [], []
-    for step in range(1, 400):
+IN_DISTANCE = CacheJob(RowBound(drift=0.2), 2, 0, AGED_LFU, ALL)
+
+
+def shares_in_changes(cached: StoreJob, steps: range) -> tuple[list[float], list[float]]:
+    """Trains a row by the same gradient in each step.
+
+    Returns:
+        The updates that each change of states spans over those made since the first of these steps, for changes that
+        are sent without the states, and for those with them.
+    """
+    ids, grads, without_states, with_states = np.array([3]), np.ones((1, 5), np.float32), [], []
+    for step in steps:
         begun = cached.read(ids, step)
         outgoing = cached.table.apply(begun.plan, begun.arrived, grads, 0.05, step)
-        for changes in outgoing.changes:
-            share = float(changes.num_updates[0]) / step
-            (with_states if changes.states.shape[1] else without_states).append(share)
         cached.receive(ids, grads, outgoing, step)
-    assert without_states
-    assert with_states
+        for changes in outgoing.changes:
+            share = float(changes.num_updates[0]) / (step - steps.start + 1)
+            (with_states if changes.states.shape[1] else without_states).append(share)
+    return without_states, with_states
+
+
+def test_states_go_with_an_eighth_of_the_updates_in_distance() -> None:
+    cached = StoreJob("adagrad", 4, IN_DISTANCE)
+    without_states, with_states = shares_in_changes(cached, range(1, 400))
+    assert max(without_states) < 1 / 8 <= min(with_states)
+    cached.store.close()
+
+
+@pytest.mark.parametrize("forget", [CachedTable.forget_versions, CachedTable.note_removals])
+def test_states_go_with_a_row_that_may_be_another(forget: Callable[[CachedTable], None]) -> None:
+    cached = StoreJob("adagrad", 4, IN_DISTANCE)
+    shares_in_changes(cached, range(1, 400))
+    forget(cached.table)
+    without_states, with_states = shares_in_changes(cached, range(400, 1600))
     assert max(without_states) < 1 / 8 <= min(with_states)
     cached.store.close()
 
