@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -103,13 +105,17 @@ def main() -> None:
     """Runs the command line, and ends the process."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(run)
+    code = 1
     try:
         app(prog_name="python -m fleet_sparse.pserver")
     except SystemExit as end:
-        if not isinstance(end.code, int):
-            raise
-        # All is closed, and at the end of the interpreter threads of libraries may wait for each other for ever.
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(end.code)
+        code = end.code if isinstance(end.code, int) else 1
+    except Exception:
+        traceback.print_exc()
+    # All is closed, and at the end of the interpreter threads of libraries may wait for each other for ever.
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody may read them any more
+            if stream is not None:
+                stream.flush()
+    os._exit(code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -152,8 +151,10 @@ class ControlPlane:
         self._service.close()
         self._watcher.cancel()
         self._service.release_waiting()
-        with contextlib.suppress(TimeoutError):
+        try:
             await asyncio.wait_for(self._server.stop(LAST_REPLIES_S), 2 * LAST_REPLIES_S)
+        except TimeoutError:
+            _log.warning("control plane: gRPC has not stopped in %g s; the pserver ends without it", 2 * LAST_REPLIES_S)
         await _end_tasks()
 
     def _handler(self, name: str) -> Callable[[bytes, Any], Any]:

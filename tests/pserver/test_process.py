@@ -277,14 +277,28 @@ def test_signal_before_it_is_ready_ends_it_with_0(start: Start) -> None:
     assert pserver.wait(END_S) == 0
 
 
+WAITING = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nRULES = []\n"
+FAILING = "from fleet_sparse.pserver import command_line\ncommand_line.serve = None\n"
+
+
+def with_module(start: Start, directory: Path, text: str) -> Pserver:
+    """A pserver that imports this module of custom rules."""
+    (directory / "given_rules.py").write_text(text)
+    path = os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])
+    return start(FLEET_SPARSE_RULES="given_rules", PYTHONPATH=path)
+
+
 def test_threads_of_libraries_do_not_hold_up_its_end(start: Start, tmp_path: Path) -> None:
-    waits = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nRULES = []\n"
-    (tmp_path / "waiting_rules.py").write_text(waits)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    pserver = start(FLEET_SPARSE_RULES="waiting_rules", PYTHONPATH=path)
+    pserver = with_module(start, tmp_path, WAITING)
     pserver.remote.register(SGD)
     pserver.terminate()
     assert pserver.wait(END_S) == 0
+
+
+def test_threads_of_libraries_do_not_hold_up_an_unknown_error(start: Start, tmp_path: Path) -> None:
+    pserver = with_module(start, tmp_path, WAITING + FAILING)
+    assert pserver.wait(END_S) == 1
+    assert "TypeError" in pserver.log.read_text()
 
 
 def test_stop_ends_the_barrier_for_waiting_workers(start: Start) -> None:

@@ -136,11 +136,12 @@ def test_a_stop_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     cancelled, stop_server = threading.Event(), served._server.stop
 
     async def stop(grace: float) -> None:
-        await stop_server(grace)
         try:
+            await stop_server(grace)
             await asyncio.sleep(JOIN_S)
-        finally:
+        except asyncio.CancelledError:
             cancelled.set()
+            raise
 
     monkeypatch.setattr(served._server, "stop", stop)
     served.close()
