@@ -28,8 +28,10 @@ ALONE = _Cost(3.0e5, 2.2e5, 160.0, 3.7)
 AMONG_OTHERS = _Cost(2.7e5, 3.5e5, 180.0, 12.5)
 """What those of one of several workers cost: it also asks about its copies and compares them with their bases. What it
 refreshes and sends is counted with the traffic."""
+ASKED_ALONE = _Cost(0.0, 5.5e4, 0.0, 0.0)
+"""What it costs pservers to answer the asks of the only worker of a job, which are about rows that enter."""
 ASKED = _Cost(1.3e5, 2.0e5, 80.0, 6.5)
-"""What it costs pservers to answer the asks of one of several workers about its copies."""
+"""What it costs pservers to answer those of one of several workers, which are about its copies, too."""
 
 
 class CacheCost(NamedTuple):
@@ -45,13 +47,11 @@ def cache_cost(job: PlannedJob, num_pservers: int) -> CacheCost:
     cached, ids = job.cached, job.distinct_ids
     if not cached.hit:
         return CacheCost(0.0, 0.0)
-    hits = ids * cached.hit
-    if job.workers == 1:
-        return CacheCost(1e-9 * ALONE.of(1, job.tables, hits, job.dim), 0.0)
+    of_worker, of_pservers = (ALONE, ASKED_ALONE) if job.workers == 1 else (AMONG_OTHERS, ASKED)
     asked = ids * cached.asked
     num_pservers_asked = num_pservers * probability_of_hit(num_pservers, asked)
     num_blocks = job.tables * num_pservers * probability_of_hit(num_pservers, asked / job.tables)
     return CacheCost(
-        worker_s=1e-9 * AMONG_OTHERS.of(1, job.tables, hits, job.dim),
-        pservers_s=1e-9 * ASKED.of(num_pservers_asked, num_blocks, asked, job.dim),
+        worker_s=1e-9 * of_worker.of(1, job.tables, ids * cached.hit, job.dim),
+        pservers_s=1e-9 * of_pservers.of(num_pservers_asked, num_blocks, asked, job.dim),
     )

@@ -22,8 +22,8 @@ def test_the_only_worker_of_a_job_pays_less() -> None:
     assert 0 < cache_cost(job(1), 2).worker_s < cache_cost(job(4), 2).worker_s
 
 
-def test_pservers_of_the_only_worker_answer_no_asks() -> None:
-    assert cache_cost(job(1), 2).pservers_s == 0
+def test_pservers_of_the_only_worker_pay_less_for_its_asks() -> None:
+    assert 0 < cache_cost(job(1), 2).pservers_s < cache_cost(job(4), 2).pservers_s
 
 
 def test_longer_rows_cost_a_worker_more() -> None:
