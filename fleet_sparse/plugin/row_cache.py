@@ -38,9 +38,9 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
             makes room was used, with "second" one that was missed before, with "all" every row.
         hold_back: Largest number of updates of a row that a worker holds back; 0 for none, None for what the bound
             allows. With several workers a rule whose updates cannot be merged holds none.
-        merge: What a gradient of a table weighs that can be cached, whatever its dim: with "sum" it is whole, with
-            "avg" it is divided by the number of workers. None is what the mode does without a cache: "avg" in sync
-            training with the mean of gradients, else "sum".
+        merge: What a gradient of a table weighs that can be cached, whatever its dim and whenever it was declared:
+            with "sum" it is whole, with "avg" it is divided by the number of workers. None is what the mode does
+            without a cache: "avg" in sync training with the mean of gradients, else "sum".
 
     Raises:
         PlanError: A value has no meaning.

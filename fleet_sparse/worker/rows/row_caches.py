@@ -528,9 +528,11 @@ class RowCaches:
             else:
                 _log.warning(
                     "row cache: none of the %d tables is cached: a cached one is trained, has no entry policy and no "
-                    "shows and clicks, and has at least the dim RowCache.min_dim, which is %d",
+                    "shows and clicks, and has at least the dim RowCache.min_dim, which is %d; the largest dim is %d. "
+                    "Lower RowCache.min_dim, or leave the bound and the row cache out",
                     len(self._specs),
                     self._min_dim,
+                    max((each.dim for each in self._specs.values()), default=0),
                 )
         exchange = self._tables.get(spec.name)
         return exchange if exchange is not None and (exchange.spec is spec or exchange.spec == spec) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -293,21 +294,29 @@ def test_tables_from_the_smallest_dim_on_are_cached(dim: int, expected: bool) ->
 NARROW, BROAD = (TableSpec(name=f"C{dim}", dim=dim, rule="sgd", initializer=constant(0.0)) for dim in (1, 2))
 
 
-def workers_of_two_tables(cluster: InProcessCluster, min_dims: tuple[int, int], **options: Any) -> list[Worker]:
-    """Two workers of a narrow table and a broad one, who cache tables from these dims on."""
+def workers_of_two_tables(
+    cluster: InProcessCluster,
+    min_dims: tuple[int, int],
+    declared: Sequence[TableSpec] = (NARROW, BROAD),
+    **options: Any,
+) -> list[Worker]:
+    """Two workers of a narrow table and a broad one, who cache tables from these dims on.
+
+    Those that are not declared are so after the first step.
+    """
     for number, shard in enumerate(cluster.shards):
         for spec in (NARROW, BROAD):
             cluster.run(number, partial(shard.add_table, spec))
     mode = mode_of("async", LOOSE)
     return [
-        Worker(cluster, index, 2, [NARROW, BROAD], mode, min_dim=min_dim, **options)
+        Worker(cluster, index, 2, list(declared), mode, min_dim=min_dim, **options)
         for index, min_dim in enumerate(min_dims)
     ]
 
 
-def update_with_ones(worker: Worker, ids: NDArray[np.int64]) -> None:
-    """Trains the rows of both tables by a gradient of 1, at a rate of 1."""
-    batches = [worker.batch(spec, ids) for spec in (NARROW, BROAD)]
+def update_with_ones(worker: Worker, ids: NDArray[np.int64], specs: Sequence[TableSpec] = (NARROW, BROAD)) -> None:
+    """Trains the rows of tables by a gradient of 1, at a rate of 1."""
+    batches = [worker.batch(spec, ids) for spec in specs]
     worker.training.prefetch(batches)
     grads = [each._replace(values=np.ones_like(each.values), learning_rate=1.0) for each in batches]
     worker.training.update(grads, [], 1.0)
@@ -339,6 +348,18 @@ def test_the_smallest_dim_changes_no_weight_of_a_gradient(min_dims: tuple[int, i
         for worker in workers:
             update_with_ones(worker, ids)
         np.testing.assert_array_equal(workers[0].evaluate(NARROW, ids), -1)
+
+
+def test_a_table_that_is_declared_late_has_gradients_of_the_same_weight() -> None:
+    ids = np.arange(6)
+    with cluster_of(1) as cluster:
+        workers = workers_of_two_tables(cluster, (1, 1), [NARROW], merge="avg", max_held=0)
+        for spec in (NARROW, BROAD):
+            for worker in workers:
+                update_with_ones(worker, ids, [spec])
+        assert workers[0].caches is not None
+        assert list(workers[0].caches.stats()) == [NARROW.name]
+        np.testing.assert_array_equal(workers[0].evaluate(BROAD, ids), -1)
 
 
 def test_a_worker_says_that_no_table_is_cached(caplog: pytest.LogCaptureFixture) -> None:
