@@ -19,6 +19,8 @@ from benchmarks.record import RESULTS, ROOT
 _REFUSED = 2
 """Exit code of argparse for options that it refused."""
 _WITHOUT_LOCAL = ("--local-rows", "0")
+_LONG = ("--examples", "1200000", "--evaluate-every", "200")
+_TWO_PSERVERS = ("--pservers", "2")
 
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "start": (("--baseline",),),
@@ -72,8 +74,9 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--rate", "1000", "--dim", "256"),
         ("--rate", "1000", "--dim", "1024", "--ids", "100000", "--examples", "100000"),
         *(
-            ("--rate", rate, "--dim", dim, "--examples", "1200000", "--evaluate-every", "200")
+            ("--rate", rate, "--dim", dim, *others)
             for rate, dim in (("100", "128"), ("1000", "256"))
+            for others in (_LONG, _TWO_PSERVERS, (*_TWO_PSERVERS, *_LONG))
         ),
         *(("--rate", "10000", "--dim", dim) for dim in ("128", "256")),
     ),

@@ -140,7 +140,7 @@ def worst_time_to_auc(run: Run) -> Figure | None:
     """
     cells: dict[tuple[int, ...], list[Round]] = {}
     for each in run["runs"]:
-        cell = tuple(each["options"][name] for name in ("rate", "dim", "pservers", "examples"))
+        cell = tuple(each["options"].get(name) for name in ("rate", "dim", "pservers", "dense", "examples"))
         if cell[0] <= MOST_MBIT_PER_S:
             cells.setdefault(cell, []).extend(each["rounds"])
     figures = [time_to_auc({"rounds": rounds}) for rounds in cells.values()]

@@ -17,7 +17,7 @@ def link_run(dim: int, *seconds: float, rate: int = 100, examples: int = 400, ps
         {"drift 2 x rate": {"s_to_target": each, "has_reached": True}, "no cache": {"s_to_target": 1.0}}
         for each in seconds
     ]
-    options = {"rate": rate, "dim": dim, "pservers": pservers, "examples": examples}
+    options = {"rate": rate, "dim": dim, "pservers": pservers, "dense": "workers", "examples": examples}
     return {"options": options, "rounds": times}
 
 
