@@ -350,7 +350,7 @@ def test_the_smallest_dim_changes_no_weight_of_a_gradient(min_dims: tuple[int, i
         np.testing.assert_array_equal(workers[0].evaluate(NARROW, ids), -1)
 
 
-def test_a_table_that_is_declared_late_has_gradients_of_the_same_weight() -> None:
+def test_gradients_of_tables_declared_late_weigh_the_same() -> None:
     ids = np.arange(6)
     with cluster_of(1) as cluster:
         workers = workers_of_two_tables(cluster, (1, 1), [NARROW], merge="avg", max_held=0)
