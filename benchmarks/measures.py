@@ -138,7 +138,7 @@ def worst_time_to_auc(run: Run) -> Figure | None:
 
     Runs on networks of more than 1 Gbit/s show how long the jobs take on the cores alone, and do not count.
     """
-    cells: dict[tuple[int, ...], list[Round]] = {}
+    cells: dict[tuple[Any, ...], list[Round]] = {}
     for each in run["runs"]:
         cell = tuple(each["options"].get(name) for name in ("rate", "dim", "pservers", "dense", "examples"))
         if cell[0] <= MOST_MBIT_PER_S:

@@ -24,14 +24,14 @@ class _Cost(NamedTuple):
 
 
 ALONE = _Cost(3.0e5, 2.2e5, 160.0, 3.7)
-"""What the caches of the only worker of a job cost: it finds, reads and trains rows there, and notes their use."""
+"""The only worker of a job pays this much: it finds, reads and trains rows in its caches, and notes their use."""
 AMONG_OTHERS = _Cost(2.7e5, 3.5e5, 180.0, 12.5)
-"""What those of one of several workers cost: it also asks about its copies and compares them with their bases. What it
-refreshes and sends is counted with the traffic."""
+"""One of several workers pays this much: it also asks about its copies and compares them with their bases. The traffic
+has the cost of what it refreshes and sends."""
 ASKED_ALONE = _Cost(0.0, 5.5e4, 0.0, 0.0)
-"""What it costs pservers to answer the asks of the only worker of a job, which are about rows that enter."""
+"""Pservers pay this much to answer the only worker of a job, which asks about entering rows alone."""
 ASKED = _Cost(1.3e5, 2.0e5, 80.0, 6.5)
-"""What it costs pservers to answer those of one of several workers, which are about its copies, too."""
+"""Pservers pay this much to answer one of several workers, which asks about its copies as well."""
 
 
 class CacheCost(NamedTuple):
