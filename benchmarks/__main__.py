@@ -21,6 +21,7 @@ _REFUSED = 2
 _WITHOUT_LOCAL = ("--local-rows", "0")
 _LONG = ("--examples", "1200000", "--evaluate-every", "200")
 _TWO_PSERVERS = ("--pservers", "2")
+_MANY_BOUNDS = ("--drifts", "0.5", "1", "4", "8", "16", "--lags", "10", "30", "300", "1000", "--seeds", "3")
 
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "start": (("--baseline",),),
@@ -65,7 +66,12 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
             for model in ("wide_deep", "deepfm", "dcn")
             for optimizer in ("adagrad", "adam")
         ),
-        ("--workers", "4", "--seeds", "3"),
+        *(
+            ("--model", model, "--optimizer", optimizer, "--workers", "4", "--seeds", "3", "--bounds", "drift")
+            for model in ("wide_deep", "deepfm", "dcn")
+            for optimizer in ("adagrad", "adam")
+        ),
+        ("--workers", "8", "--examples", "600000", *_MANY_BOUNDS),
     ),
     "het_link": (
         (),

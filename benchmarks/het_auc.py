@@ -2,9 +2,10 @@
 
 `python -m benchmarks.het_auc` from the root of a checkout. Every run of a seed trains the same examples in async mode:
 those of `models/synthetic.py`, with Criteo's field sizes scaled to `--ids`. Rows lag by at most a distance of twice the
-learning rate, or by 100 updates and a quarter of all, or, as in HET, by 100 updates; or they are not cached. All rows
-fit into the caches. A row is saved if it did not travel: as a row, a gradient or a change of one. A second job without
-a cache shows how much two jobs of the same seed differ.
+learning rate, or by 100 updates and a quarter of all, or, as in HET, by 100 updates; or they are not cached. `--drifts`
+and `--lags` add other bounds, for the plot of the AUC over the bound. All rows fit into the caches. A row is saved if
+it did not travel: as a row, a gradient or a change of one. A second job without a cache shows how much two jobs of the
+same seed differ.
 
 A run that is stopped keeps the jobs that ended (`benchmarks.record.Jobs`): the same command goes on with the others.
 """
@@ -26,8 +27,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.het.job import drawn_examples
-from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, bound_options, rows_saved, together
-from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS
+from benchmarks.het.training import (
+    BOUNDS,
+    NO_CACHE,
+    RATES,
+    Bound,
+    rows_saved,
+    together,
+    within_drift,
+    within_lag,
+)
+from benchmarks.options import AT_LEAST_1, AT_LEAST_2, PSERVERS, amount
 from benchmarks.record import Jobs, Record, add_results
 from fleet_sparse.local_pservers import Child, local_pservers, run_together
 
@@ -43,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", choices=MODELS, default="wide_deep")
     parser.add_argument("--optimizer", choices=RATES, default="adagrad")
     parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=["again", "drift", "lag", "paper"])
+    parser.add_argument("--drifts", nargs="+", type=amount, metavar="RATES", help="drifts, in learning rates")
+    parser.add_argument("--lags", nargs="+", type=AT_LEAST_1, metavar="UPDATES", help="lags, with a share of 1/4")
     parser.add_argument("--workers", type=AT_LEAST_2, default=4)
     parser.add_argument("--pservers", type=PSERVERS, default=1)
     parser.add_argument("--examples", type=AT_LEAST_2, default=3_000_000, help="to train on")
@@ -54,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_results(parser)
     options = parser.parse_args(arguments)
     record, console = Record("het_auc", options), Console(width=120)
-    jobs = Jobs(record, varying=("bounds", "seeds"))
+    jobs = Jobs(record, varying=("bounds", "drifts", "lags", "seeds"))
     rounds = [run(options, jobs, seed, console) for seed in range(options.seeds)]
     show(options, rounds, console)
     record.append(rounds, jobs=jobs.sources())
@@ -64,36 +76,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(options: argparse.Namespace, jobs: Jobs, seed: int, console: Console) -> Round:
     """Trains the model with every bound that no run before has trained with."""
     found: Round = {}
-    names = {bound: f"seed {seed}: {bound}" for bound in (NO_CACHE, *(BOUNDS[bound] for bound in options.bounds))}
+    bounds = [Bound(NO_CACHE), *(BOUNDS[bound] for bound in options.bounds)]
+    bounds += [*map(within_drift, options.drifts or ()), *map(within_lag, options.lags or ())]
+    names = {bound: f"seed {seed}: {bound.name}" for bound in bounds}
     with drawn_examples(options, seed, are_needed=not jobs.has(names.values())) as examples:
         for bound, name in names.items():
             with console.status(name):
                 trained = jobs.result(name, partial(train, options, bound, examples, seed))
-            of = found[bound] = {key: value for key, value in trained.items() if key != "curve"}
+            of = found[bound.name] = {key: value for key, value in trained.items() if key != "curve"}
             of["rows_saved"] = rows_saved(of, found[NO_CACHE])
             of["loss_of_auc"] = found[NO_CACHE]["auc"] - of["auc"]
             console.print(f"{name}: AUC {of['auc']:.5f}, {of['train_s']:.0f} s", highlight=False)
     return found
 
 
-def train(options: argparse.Namespace, bound: str, examples: Path, seed: int) -> dict[str, Any]:
+def train(options: argparse.Namespace, bound: Bound, examples: Path, seed: int) -> dict[str, Any]:
     """Trains in new processes, which end with this call."""
+    rate = RATES[options.optimizer]
     command = [sys.executable, "-m", "benchmarks.het.job", "--examples", str(examples), "--seed", str(seed)]
-    command += [
-        "--model",
-        options.model,
-        "--optimizer",
-        options.optimizer,
-        "--learning-rate",
-        str(RATES[options.optimizer]),
-    ]
-    command += ["--batch-size", str(options.batch), "--dim", str(options.dim), *bound_options(bound, options.optimizer)]
+    command += ["--model", options.model, "--optimizer", options.optimizer, "--learning-rate", str(rate)]
+    command += ["--batch-size", str(options.batch), "--dim", str(options.dim), *bound.options(rate)]
     with (
         tempfile.TemporaryDirectory() as root,
         local_pservers(options.pservers, root=Path(root), log=subprocess.DEVNULL) as pservers,
     ):
         workers = [
-            Child(f"{bound}: worker {worker}", command, pservers.environment(worker, options.workers))
+            Child(f"{bound.name}: worker {worker}", command, pservers.environment(worker, options.workers))
             for worker in range(options.workers)
         ]
         return together(run_together(workers, limit_s=RUN_LIMIT_S))._asdict()

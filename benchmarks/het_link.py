@@ -31,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.het.job import drawn_examples
 from benchmarks.het.network import can_make_hosts, hosts, pservers_on, worker_environment
-from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, bound_options, seconds_to, together
+from benchmarks.het.training import BOUNDS, NO_CACHE, RATES, Bound, seconds_to, together
 from benchmarks.link import Shape, pservers_behind_a_link
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM, PSERVERS, amount
 from benchmarks.record import Jobs, Record, add_results
@@ -86,13 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(options: argparse.Namespace, jobs: Jobs, link: str, seed: int, console: Console) -> dict[str, dict[str, Any]]:
     """Trains with every bound that no run before has trained with."""
     found: dict[str, dict[str, Any]] = {}
-    names = {
-        bound: f"{link}, seed {seed}: {bound}" for bound in (NO_CACHE, *(BOUNDS[bound] for bound in options.bounds))
-    }
+    bounds = [Bound(NO_CACHE), *(BOUNDS[bound] for bound in options.bounds)]
+    names = {bound: f"{link}, seed {seed}: {bound.name}" for bound in bounds}
     with drawn_examples(options, seed, are_needed=not jobs.has(names.values())) as examples:
         for bound, name in names.items():
             with console.status(name):
-                of = found[bound] = jobs.result(name, partial(train, options, link, bound, examples, seed))
+                of = found[bound.name] = jobs.result(name, partial(train, options, link, bound, examples, seed))
             console.print(f"{name}: AUC {of['auc']:.5f}, {of['train_s']:.0f} s", highlight=False)
     return with_times(found, options.target)
 
@@ -112,20 +111,21 @@ def with_times(found: Mapping[str, dict[str, Any]], target: float) -> dict[str, 
     }
 
 
-def train(options: argparse.Namespace, link: str, bound: str, examples: Path, seed: int) -> dict[str, Any]:
+def train(options: argparse.Namespace, link: str, bound: Bound, examples: Path, seed: int) -> dict[str, Any]:
     """Trains in new processes; returns the result with the bytes that the kernel counted on the legs of the workers."""
+    rate = RATES[options.optimizer]
     command = [sys.executable, "-m", "benchmarks.het.job", "--examples", str(examples), "--seed", str(seed)]
     command += ["--evaluate-every", str(options.evaluate_every), "--model", options.model, "--dim", str(options.dim)]
     command += ["--batch-size", str(options.batch), "--optimizer", options.optimizer]
-    command += ["--learning-rate", str(RATES[options.optimizer]), *bound_options(bound, options.optimizer)]
-    if bound != NO_CACHE:
+    command += ["--learning-rate", str(rate), *bound.options(rate)]
+    if bound.name != NO_CACHE:
         command += ["--cache-rows", str(max(int(options.ids * options.cache_percent / 100), 1))]
         command += ["--cache-min-dim", str(options.cache_min_dim)]
     is_hybrid = options.dense == WORKERS
     reach = by_proxy(options) if link == PROXY else by_namespaces(options, is_hybrid=is_hybrid)
     with reach as (places, counted):
         workers = [
-            Child(f"{bound}: worker {worker}", [*prefix, *command], environment)
+            Child(f"{bound.name}: worker {worker}", [*prefix, *command], environment)
             for worker, (prefix, environment) in enumerate(places)
         ]
         trained = together(run_together(workers, limit_s=RUN_LIMIT_S))

@@ -9,7 +9,9 @@ an array, and bytes are those of ids, versions, rows and states by the table of 
 what `benchmarks.het.traffic` simulates, which shares no code with the caches.
 
 Then `--measured-rows` ids and jobs of 1 to 8 workers in async mode, with real clients and a real pserver process, dims
-16 to 256 and Adagrad: the bytes of all frames of all clients, heads included, beside the simulated ones.
+16 to 256 and Adagrad: the bytes of all frames of all clients, heads included, beside the simulated ones. The same jobs
+run without caches, too, to compare what the kernel counts on the loopback interface, heads of TCP and acknowledgements
+included: nothing else should use that interface meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -135,14 +138,41 @@ def expected_of(
 
 
 def measured(traces: Sequence[Trace], dim: int, bound: RowBound, capacity: int, first_counted: int) -> dict[str, float]:
-    """Returns the share of bytes that a real job saves, the simulated one, and the first over the second."""
-    before = 0
-    with one_process_job(len(traces), dim, bound, capacity) as (workers, _):
+    """Returns the share of bytes that a real job saves, by frames and by the kernel, and each over the simulated."""
+    with_caches, without = (bytes_of_job(traces, dim, each, capacity, first_counted) for each in (bound, None))
+    expected = expected_of(traces, bound, capacity, first_counted, has_leases=False)
+    found = {
+        "measured": 1 - with_caches.by_frames / (expected.read * (16 + 8 * dim)),
+        "by_kernel": 1 - with_caches.by_kernel / without.by_kernel,
+        "simulated": expected.saved(dim, 1, num_workers=len(traces)),
+    }
+    found["ratio"] = found["measured"] / found["simulated"]
+    return found | {"ratio_by_kernel": found["by_kernel"] / found["simulated"]}
+
+
+class Bytes(NamedTuple):
+    """Bytes of a job in both directions: of all frames, and as the kernel counts them on the loopback interface."""
+
+    by_frames: int
+    by_kernel: int
+
+
+def bytes_of_job(traces: Sequence[Trace], dim: int, bound: RowBound | None, capacity: int, first_counted: int) -> Bytes:
+    """Returns the bytes of a real job from a step on."""
+    with one_process_job(len(traces), dim, bound, capacity, has_tcp=True) as (workers, _):
+
+        def counted() -> Bytes:
+            for worker in workers:
+                worker.client.flush()
+            of_kernel = int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
+            return Bytes(sum(worker.num_bytes for worker in workers), of_kernel)
+
+        before = counted()
         for step in range(traces[0].num_steps):
             for worker in workers:
                 worker.client.flush()  # a pull may overtake another worker's push
             if step == first_counted:
-                before = sum(worker.num_bytes for worker in workers)
+                before = counted()
             of_workers = [
                 worker.batches(trace.batch(step).astype(np.int64))
                 for worker, trace in zip(workers, traces, strict=True)
@@ -151,15 +181,7 @@ def measured(traces: Sequence[Trace], dim: int, bound: RowBound, capacity: int, 
                 worker.read(batches)
             for worker, batches in zip(workers, of_workers, strict=True):
                 worker.update(batches, [np.full_like(batch.values, _GRADIENT) for batch in batches])
-        for worker in workers:
-            worker.client.flush()
-        num_bytes = sum(worker.num_bytes for worker in workers) - before
-    expected = expected_of(traces, bound, capacity, first_counted, has_leases=False)
-    found = {
-        "measured": 1 - num_bytes / (expected.read * (16 + 8 * dim)),
-        "simulated": expected.saved(dim, 1, num_workers=len(traces)),
-    }
-    return found | {"ratio": found["measured"] / found["simulated"]}
+        return Bytes(*np.subtract(counted(), before).tolist())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -264,13 +286,13 @@ def show(console: Console, counted: dict[str, dict[str, float]], of_real: dict[s
         table.add_row(name, *(f"{100 * of[heading]:.1f}" for heading in columns))
     console.print(table)
     if of_real:
-        table = Table(title="bytes that did not travel, by frames of real jobs, %")
+        table = Table(title="bytes that did not travel in real jobs, %")
         table.add_column("job", no_wrap=True)
-        for heading in ("measured", "simulated", "measured over simulated"):
+        for heading in ("by frames", "by the kernel", "simulated", "frames over simulated", "kernel over simulated"):
             table.add_column(heading, justify="right", no_wrap=True)
         for name, of in of_real.items():
-            cells = (f"{100 * of[key]:.1f}" for key in ("measured", "simulated"))
-            table.add_row(name, *cells, f"{of['ratio']:.3f}")
+            cells = (f"{100 * of[key]:.1f}" for key in ("measured", "by_kernel", "simulated"))
+            table.add_row(name, *cells, *(f"{of[key]:.3f}" for key in ("ratio", "ratio_by_kernel")))
         console.print(table)
 
 

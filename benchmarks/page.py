@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks import plots
 from benchmarks.goals import Verdict, verdicts
-from benchmarks.measures import MEGA, MS, job_cpu_ms, median_s, shape_over_floor, step_ratio, two_workers
+from benchmarks.measures import CELLS, MEGA, MS, job_cpu_ms, median_s, shape_over_floor, step_ratio, two_workers
 from benchmarks.programs import FLOOR, PADDLE, PLAIN_TCP, floor_name
-from benchmarks.record import RESULTS, ROOT, Run, options_of, pooled, recorded
+from benchmarks.record import RESULTS, ROOT, Run, options_of, recorded, ways
 
 DOCS = ROOT / "docs"
 PLOTS = "plots"
@@ -32,8 +32,8 @@ WAYS = {
     "spread": WAYS_TO_STEP,
     "convergence": ("data",),
     "compare": ("model", "against", "durability"),
-    "het_auc": ("model", "optimizer", "workers"),
-    "het_link": ("model", "rate", "dim", "workers", "pservers", "dense", "examples"),
+    "het_auc": ("model", "optimizer", "workers", "examples"),
+    "het_link": CELLS,
     "het_save": ("trace_steps",),
 }
 """Options by which the runs of a benchmark are told apart; each combination has rows of its own."""
@@ -167,8 +167,10 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         *(key(f"bytes saved, dim {dim}, %", 1, f"dim {dim}", 0.01) for dim in (16, 64, 128)),
         key("rows saved, %", 1, "rows", 0.01),
         key("bytes saved by frames, %", 1, "measured", 0.01),
+        key("by the kernel, %", 1, "by_kernel", 0.01),
         key("simulated, %", 1, "simulated", 0.01),
         key("frames over simulated", 3, "ratio"),
+        key("kernel over simulated", 3, "ratio_by_kernel"),
     ),
     "het_cost": (
         key("distinct rows", 0, "rows"),
@@ -176,7 +178,6 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("pserver, ms a step", 3, "pserver_s", MS),
     ),
     "het_auc": (
-        Column("M examples", 1, lambda at: at.run["options"]["examples"] / MEGA),
         key("AUC", 4, "auc"),
         key("less that without a cache", 4, "loss_of_auc", -1),
         key("rows saved, %", 1, "rows_saved", 0.01),
@@ -324,10 +325,8 @@ class Page:
         self._verdicts = verdicts(results)
 
     def num_goals(self) -> Counter[str]:
-        """Returns the number of goals: `all`, `reached`, `missed`, `unmeasured`, and `noise` for all within noise."""
-        counts = Counter(
-            "unmeasured" if not each.figure else "reached" if each.is_reached else "missed" for each in self._verdicts
-        )
+        """Returns the number of goals: `all`, `noise` for all within noise, and what `state` returns."""
+        counts = Counter(map(state, self._verdicts))
         return counts + Counter(noise=sum(each.is_within_noise for each in self._verdicts), all=len(self._verdicts))
 
     def goals(self) -> str:
@@ -342,11 +341,7 @@ class Page:
 
     def ways(self, name: str) -> list[Run]:
         """Returns all runs of a benchmark's newest commit as one, for each combination of the options in `WAYS`."""
-        runs, found = recorded(self._results, name), []
-        for run in runs:
-            way = {option: options_of(run).get(option) for option in WAYS.get(name, ())}
-            found += [way] if way not in found else []
-        return [run for way in sorted(found, key=str) for run in [pooled(runs, **way)] if run]
+        return ways(recorded(self._results, name), WAYS.get(name, ()))
 
     def table(self, name: str, plot: str = "", unit: str = "", mark: float | None = None) -> str:
         """Returns the table of a benchmark; `plot` is the heading of the column that is drawn under it."""
@@ -419,6 +414,23 @@ class Page:
                     series.setdefault(f"{num_workers}, {share}", []).append((float(lag.split()[1]), saved))
         return self._curves("het-traffic.svg", "rows saved, %", "max_row_lag", series)
 
+    def auc_over_bound(self) -> str:
+        """Returns plots of the AUC with row caches less that without over the bound, of jobs with many bounds."""
+        text = ""
+        for kind, x_label in (("drift", "max_row_drift, learning rates"), ("lag", "max_row_lag, share 1/4")):
+            series: dict[str, list[tuple[float, float]]] = {}
+            for run in self.ways("het_auc"):
+                points = [
+                    (float(case.split()[1].rstrip(",")), -float(np.median(losses)))
+                    for case in run["rounds"][0]
+                    if case.startswith(kind) and not case.endswith("no share")
+                    for losses in [[each[case]["loss_of_auc"] for each in run["rounds"] if case in each]]
+                ]
+                if len(points) > 2:
+                    series[way_of("het_auc", run)] = sorted(points)
+            text += self._curves(f"het-auc-{kind}.svg", "AUC less that without a cache", x_label, series)
+        return text
+
     def auc_curves(self) -> str:
         """Returns a plot for each network of AUC over the seconds of training, of the last round."""
         text = ""
@@ -439,7 +451,7 @@ class Page:
         title: str = "",
     ) -> str:
         title = title or y_label
-        scales = {"is_logarithmic": x_label != "s of training", "begins_at_0": y_label != "AUC"}
+        scales = {"is_logarithmic": x_label != "s of training", "begins_at_0": not y_label.startswith("AUC")}
         return self._plot(file, title, plots.lines(title, x_label, y_label, series, **scales)) if series else ""
 
     def floors(self) -> str:
@@ -523,12 +535,22 @@ def cell_values(column: Column, run: Run, case: str) -> Any:
     return np.concatenate(found) if found else np.array([])
 
 
+def state(verdict: Verdict) -> str:
+    """Returns what became of a goal: `reached`, `missed`, `inapplicable` or `unmeasured`."""
+    if verdict.why_not:
+        return "inapplicable"
+    if not verdict.figure:
+        return "unmeasured"
+    return "reached" if verdict.is_reached else "missed"
+
+
 def goal_cells(verdict: Verdict) -> Sequence[str]:
     """Returns the row of a goal."""
     goal, figure, run = verdict.goal, verdict.figure, verdict.run
     bound = f"at {'most' if goal.is_upper else 'least'} {verdict.bound:g} {goal.unit}".rstrip()
     if figure is None or run is None:
-        return goal.name, bound, "not measured yet", "", goal.baseline, goal.differs, ""
+        measured = f"does not apply: {verdict.why_not}" if verdict.why_not else "not measured yet"
+        return goal.name, bound, measured, "", goal.baseline, goal.differs, source(run) if run else ""
     low, high = figure.quartiles
     quartiles = f" ({low:.{goal.digits}f} - {high:.{goal.digits}f})" if len(figure.of_rounds) > 1 else ""
     value = f"{figure.value:.{goal.digits}f}" if np.isfinite(figure.value) else "never reached"
@@ -550,10 +572,13 @@ def way_of(name: str, run: Run) -> str:
 
 
 def source(run: Run) -> str:
-    """Returns the commit of pooled runs, how many there are, and their rounds."""
+    """Returns the commits of pooled runs, how many runs there are and their rounds, the processor, and the network."""
+    commits = " and ".join(dict.fromkeys(each["commit"] or "no commit known" for each in run["runs"]))
+    makers = " and ".join(dict.fromkeys(each["machine"]["cpu"].split()[0].split("(")[0] for each in run["runs"]))
     changed = " with changes" if any(each["is_dirty"] for each in run["runs"]) else ""
     runs = ", ".join(f"{len(run[key])} {key[: None if len(run[key]) > 1 else -1]}" for key in ("runs", "rounds"))
-    return f"{run['commit'] or 'no commit known'}{changed}, {runs}"
+    links = dict.fromkeys(f", {each['link']}" for each in run["runs"] if "link" in each)
+    return f"{commits}{changed}, {runs}, {makers}{' and'.join(links)}"
 
 
 def machine(run: Run) -> str:

@@ -172,9 +172,31 @@ def pooled(runs: Sequence[Run], **options: Any) -> Run | None:
     Returns:
         The newest run with `rounds` of all, and `runs`, the runs themselves; None if there is none.
     """
-    fitting = [run for run in runs if all(options_of(run).get(key) == value for key, value in options.items())]
+    fitting = [run for run in runs if fits(run, options)]
     same = [run for run in fitting if run["commit"] == fitting[-1]["commit"]]
     return {**same[-1], "rounds": [each for run in same for each in run["rounds"]], "runs": same} if same else None
+
+
+def ways(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
+    """Returns, for each combination of these options that was measured, all runs of its newest commit as one."""
+    found: list[dict[str, Any]] = []
+    for run in runs:
+        way = {name: options_of(run).get(name) for name in names}
+        found += [way] if way not in found else []
+    return [run for way in sorted(found, key=str) for run in [pooled(runs, **way)] if run]
+
+
+def pooled_by(runs: Sequence[Run], names: Sequence[str], **options: Any) -> Run | None:
+    """Returns what `pooled` returns, but with the runs of the newest commit of each combination of `names`."""
+    fitting = [run for run in runs if fits(run, options)]
+    each = ways(fitting, names)
+    same = sorted((run for way in each for run in way["runs"]), key=runs.index)
+    return {**same[-1], "rounds": [of for run in same for of in run["rounds"]], "runs": same} if same else None
+
+
+def fits(run: Run, options: Mapping[str, Any]) -> bool:
+    """Returns whether these options were set so; None is for one that must not be set."""
+    return all(options_of(run).get(key) == value for key, value in options.items())
 
 
 def plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.het.training import RATES
+from benchmarks.keys import ELSEWHERE, HOST
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.placement import Placement
@@ -95,7 +96,7 @@ class OneProcessJob(NamedTuple):
 
 @contextmanager
 def one_process_job(
-    num_workers: int, dim: int, bound: RowBound | None, capacity: int, num_tables: int = 1
+    num_workers: int, dim: int, bound: RowBound | None, capacity: int, num_tables: int = 1, *, has_tcp: bool = False
 ) -> Iterator[OneProcessJob]:
     """Runs a pserver process and yields the workers.
 
@@ -105,14 +106,18 @@ def one_process_job(
         bound: As above.
         capacity: As above.
         num_tables: Number of tables; they share the ids evenly.
+        has_tcp: True for plain TCP on the loopback interface, False for Unix sockets.
     """
     specs = [
         TableSpec(name=f"rows{number}", dim=dim, rule=RULE, initializer=constant(0.0)) for number in range(num_tables)
     ]
-    settings = Settings(channel="stream")
+    settings = Settings(channel="stream", insecure=has_tcp)
+    arguments = ["--control", f"{HOST}:0", "--servers", ELSEWHERE] if has_tcp else []
+    variables = {"FLEET_SPARSE_INSECURE": "1"} if has_tcp else {}
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        pservers = stack.enter_context(local_pservers(1, root=root, log=subprocess.DEVNULL))
+        started = local_pservers(1, root=root, arguments=arguments, environment=variables, log=subprocess.DEVNULL)
+        pservers = stack.enter_context(started)
         controls = [stack.enter_context(ControlClient(pservers.endpoints, settings)) for _ in range(num_workers)]
         workers = []
         for index, control in enumerate(controls):

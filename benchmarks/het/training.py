@@ -9,25 +9,49 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.het.job import MARK
+from fleet_sparse.core.row_bound import DEFAULT_SHARE
 
 RATES = {"adagrad": 0.03, "adam": 0.001, "sgd": 0.3}
 """Learning rates, by optimizer."""
 NO_CACHE, AGAIN = "no cache", "no cache again"
-DRIFT, LAG, PAPER = "drift 2 x rate", "lag 100, share 1/4", "lag 100, no share"
 
-BOUNDS = {"again": AGAIN, "drift": DRIFT, "lag": LAG, "paper": PAPER}
+
+class Bound(NamedTuple):
+    """Bound of the rows that a job caches; one without a drift and without a lag has no cache."""
+
+    name: str
+    """Name of the job in the records."""
+    drift: float | None = None
+    """`max_row_drift`, in learning rates."""
+    lag: int | None = None
+    """`max_row_lag`."""
+    share: float | None = DEFAULT_SHARE
+    """`max_row_lag_share`; None for none."""
+
+    def options(self, learning_rate: float) -> Sequence[str]:
+        """Returns the options of `models/train.py`."""
+        if self.drift is not None:
+            return "--max-row-drift", f"{self.drift * learning_rate:g}"
+        if self.lag is None:
+            return ()
+        share = "none" if self.share is None else f"{self.share:g}"
+        return "--max-row-lag", str(self.lag), "--max-row-lag-share", share
+
+
+def within_drift(rates: float) -> Bound:
+    """Returns the bound of a drift of so many learning rates."""
+    return Bound(f"drift {rates:g} x rate", drift=rates)
+
+
+def within_lag(updates: int, share: float | None = DEFAULT_SHARE) -> Bound:
+    """Returns the bound of so many updates."""
+    told = "no share" if share is None else f"share 1/{1 / share:g}"
+    return Bound(f"lag {updates}, {told}", lag=updates, share=share)
+
+
+BOUNDS = {"again": Bound(AGAIN), "drift": within_drift(2), "lag": within_lag(100), "paper": within_lag(100, None)}
 """Bounds, as options of the command line have them; `again` is none, and shows how much two runs differ."""
-
-
-def bound_options(bound: str, optimizer: str) -> Sequence[str]:
-    """Returns the options of `models/train.py` for a bound."""
-    return {
-        NO_CACHE: (),
-        AGAIN: (),
-        DRIFT: ("--max-row-drift", f"{2 * RATES[optimizer]:g}"),
-        LAG: ("--max-row-lag", "100"),
-        PAPER: ("--max-row-lag", "100", "--max-row-lag-share", "none"),
-    }[bound]
+DRIFT, LAG = BOUNDS["drift"].name, BOUNDS["lag"].name
 
 
 class Trained(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.goals import GOALS, Goal, Verdict, verdicts
-from benchmarks.page import DOCS
+from benchmarks.page import DOCS, state
 from benchmarks.programs import FLOOR, OURS
 from benchmarks.record import ROOT
 from support.history import versions
@@ -65,3 +65,14 @@ def test_no_bound_ever_leaves_the_page() -> None:
 def test_a_bound_between_the_quartiles_is_within_noise() -> None:
     goal = Goal("", (1.0,), "", "step", {}, lambda run: None)
     assert not Verdict(goal, 1.0, None, None).is_within_noise
+
+
+def test_a_goal_whose_condition_does_not_hold_does_not_apply(tmp_path: Path) -> None:
+    losses = {"lag 100, no share": 0.002, "drift 2 x rate": 0.5}
+    jobs = {bound: {"loss_of_auc": loss, "rows_saved": 0.5} for bound, loss in losses.items()}
+    options = {"model": "dcn", "optimizer": "adam", "workers": 8, "examples": 3_000_000}
+    run = {"date": "", "commit": "new", "is_dirty": False, "options": options, "rounds": [jobs]}
+    (tmp_path / "het_auc.jsonl").write_text(json.dumps(run) + "\n")
+    (found,) = [each for each in verdicts(tmp_path) if each.why_not]
+    assert found.goal.name.startswith("dcn, adam, 8 workers, AUC with a drift")
+    assert (found.figure, found.is_reached, state(found)) == (None, False, "inapplicable")

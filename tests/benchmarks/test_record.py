@@ -45,6 +45,19 @@ def test_of_lines_of_one_run_the_first_counts(tmp_path: Path) -> None:
     assert record.recorded(tmp_path, "growth") == []
 
 
+def test_of_each_combination_the_newest_commit_counts() -> None:
+    runs = [
+        {"commit": commit, "options": {"dim": dim, "mode": mode}, "rounds": [number]}
+        for number, (commit, dim, mode) in enumerate(
+            [("a", 8, "sync"), ("a", 16, "sync"), ("b", 8, "sync"), ("b", 8, "async"), ("b", 8, "sync")]
+        )
+    ]
+    found = record.pooled_by(runs, ["dim"], mode="sync")
+    assert found
+    assert (found["commit"], found["rounds"], found["runs"]) == ("b", [1, 2, 4], [runs[1], runs[2], runs[4]])
+    assert record.pooled_by(runs, ["dim"], mode="geo") is None
+
+
 def test_outside_git_no_commit_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

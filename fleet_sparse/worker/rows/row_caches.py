@@ -295,7 +295,8 @@ class RowCaches:
 
         Arguments and errors are those of `TableClient.start_commit`.
         """
-        prepared, self._prepared = self._prepared, ()
+        with self._lock:
+            prepared, self._prepared = self._prepared, ()
         with self._trained(prepared, {spec.name: values for spec, values in factors}) as (_, changes, _):
             assert not changes, "no updates are held back"
             return self._client.start_commit(factors, dense, pulls, step=step)
@@ -358,9 +359,12 @@ class RowCaches:
                 exchange.forget()
 
     def stats(self) -> dict[str, CacheStats]:
-        """Returns what the caches hold and did, by table."""
-        with self._lock:
-            return {name: exchange.stats() for name, exchange in (self._tables or {}).items()}
+        """Returns what the caches hold and did, by table.
+
+        It waits for no pull. Beside a step the counts are of moments shortly after each other.
+        """
+        tables = self._tables  # without the lock: a pull holds it while it waits for the network
+        return {name: exchange.stats() for name, exchange in (tables or {}).items()}
 
     @contextmanager
     def _trained(

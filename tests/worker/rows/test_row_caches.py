@@ -59,10 +59,11 @@ def test_classes_of_lags_are_powers_of_two() -> None:
     assert classes == [0, 1, 2, 2, 3, 3, 4, NUM_LAG_CLASSES - 1]
 
 
-def test_stats_are_read_while_a_pull_waits() -> None:
+@pytest.mark.parametrize(("kind", "steps_ahead"), [("sync", 1), ("lag", 2)])
+def test_stats_are_read_while_a_pull_waits(kind: str, steps_ahead: int) -> None:
     with cluster_of(2) as cluster:
-        job = CountingJob(cluster, "lag", LOOSE, 2, 3)
-        for _ in range(2):
+        job = CountingJob(cluster, kind, LOOSE, 2, 3)
+        for _ in range(steps_ahead):
             job.update(1, job.read(1))
         second = job.workers[1]
         assert second.caches is not None
@@ -74,7 +75,7 @@ def test_stats_are_read_while_a_pull_waits() -> None:
                 assert job.spec.name in threads.submit(second.caches.stats).result(JOIN_S)
                 assert not waiting.done()
             finally:
-                for _ in range(2):
+                for _ in range(steps_ahead):
                     job.update(0, job.read(0))
             waiting.result(JOIN_S)
 
