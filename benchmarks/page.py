@@ -123,6 +123,11 @@ def over_commit(heading: str, part: str) -> Column:
     return Column(heading, 3, lambda at: np.median(at.round["this"][part]) / np.median(at.of[part]))
 
 
+def s_to_target(at: Cell) -> float:
+    """Returns the seconds until a job reached the AUC; infinity if it did not."""
+    return float(at.of["s_to_target"]) if at.of["has_reached"] else np.inf
+
+
 STEP_COLUMNS = (
     key("ms a step", 2, "seconds", MS),
     Column("over the floor", 2, lambda at: np.median(at.of["seconds"]) / np.median(at.round[FLOOR]["seconds"])),
@@ -185,8 +190,8 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         key("examples/s", 0, "examples_per_s"),
     ),
     "het_link": (
-        key("s to the target", 1, "s_to_target"),
-        Column("over no cache", 2, lambda at: at.of["s_to_target"] / at.round["no cache"]["s_to_target"]),
+        Column("s to the target", 1, s_to_target),
+        Column("over no cache", 2, lambda at: s_to_target(at) / at.round["no cache"]["s_to_target"]),
         key("target AUC", 4, "target"),
         key("reached, %", 0, "has_reached", 0.01),
         key("AUC", 4, "auc"),
@@ -600,8 +605,15 @@ def picture(file: str, title: str) -> str:
 
 
 def spread(values: Any, digits: int) -> str:
-    """Returns the median, and the quartiles if there are several values; empty if there is none."""
+    """Returns the median, and the quartiles if there are several values; empty if there is none.
+
+    Infinity is a time in which something was not reached.
+    """
     if not len(values):
         return ""
-    low, middle, high = np.percentile(values, [25, 50, 75])
-    return f"{middle:.{digits}f}" + (f" ({low:.{digits}f} - {high:.{digits}f})" if len(values) > 1 else "")
+    quartiles = np.percentile(values, [25, 50, 75], method="linear" if np.isfinite(values).all() else "nearest")
+    low, middle, high = (
+        f"{each + 0.0:.{digits}f}" if np.isfinite(each) else "not reached"  # -0.0 is 0.0
+        for each in quartiles
+    )
+    return middle + (f" ({low} - {high})" if len(values) > 1 else "")

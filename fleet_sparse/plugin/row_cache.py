@@ -32,15 +32,17 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
         max_rows: Largest number of copies of one table; None for what fits into `max_bytes`.
         min_dim: Smallest dim of a table that is cached. Narrow rows save few bytes for what the cache of a table costs
             a step.
-        policy: Which row makes room: "aged_lfu" the one that was used least of late, "lfu" the one that was used least,
-            "lru" the one that was not used for longest.
+        policy: Which row makes room: "aged_lfu" the one that was used least of late, whose uses are halved once in 16
+            times as many reads as there are copies; "lfu" the one that was used least; "lru" the one that was not used
+            for longest.
         admit: Which of the rows that are read enter: with "estimate" a row that was missed more often than the one that
             makes room was used, with "second" one that was missed before, with "all" every row.
         hold_back: Largest number of updates of a row that a worker holds back; 0 for none, None for what the bound
-            allows. With several workers a rule whose updates cannot be merged holds none.
+            allows. With several workers a rule whose updates cannot be merged holds none. With `max_row_drift`, which
+            bounds a distance, only 0 and None are accepted.
         merge: What a gradient of a table weighs that can be cached, whatever its dim and whenever it was declared:
             with "sum" it is whole, with "avg" it is divided by the number of workers. None is what the mode does
-            without a cache: "avg" in sync training with the mean of gradients, else "sum".
+            without a cache: "avg" in sync training with the mean of gradients, where "sum" is refused, else "sum".
 
     Raises:
         PlanError: A value has no meaning.
@@ -99,8 +101,8 @@ def read_bound(
     if lag is None and drift is None:
         if row_cache is not None:
             raise PlanError(
-                f"{_WHERE}: is given without a bound on what its rows may lack. Write max_row_drift=2 * learning_rate, "
-                "or max_row_lag=100, too"
+                f"{_WHERE}: is given without a bound on what its rows may lack. Write max_row_lag=100, or "
+                "max_row_drift=2 * learning_rate, too"
             )
         return None, None
     name, value = ("max_row_lag", lag) if drift is None else ("max_row_drift", drift)
