@@ -23,7 +23,7 @@ from ..net.requests import DenseUpdate
 from ..net.table_client import ExtraBlock, TableCall, TableClient
 from .cache_job import CacheJob, may_hold
 from .cache_sizes import capacities_of, is_cached, most_change_bytes, num_flushes_of, rows_in_part
-from .cache_step import NOTHING_SENT, NOWHERE, Outgoing
+from .cache_step import NOTHING_SENT, NOWHERE, Answer, Outgoing
 from .cached_table import CachedTable
 from .deduplicator import Deduplicator
 from .early_rows import EarlyRows, fit_early
@@ -63,12 +63,16 @@ class _Lookups(NamedTuple):
         """The questions to the pservers about copies of these rows."""
         return [lookup.ask for _, lookup in self.cached if lookup.ask is not None]
 
-    def finish(self, extra: Sequence[ExtraBlock], deduplicator: Deduplicator) -> None:
+    def answers(self, extra: Sequence[ExtraBlock]) -> list[Answer]:
+        """Returns the answers to the lookups of `cached`. Raises as `TableExchange.answer`, before a copy changes."""
+        return [exchange.answer(lookup, extra) for exchange, lookup in self.cached]
+
+    def finish(self, answers: Sequence[Answer], extra: Sequence[ExtraBlock], deduplicator: Deduplicator) -> None:
         """Fills the batches, whose plain rows and answers have arrived."""
         for batch, table in self.early:
             table.fill(batch, extra, deduplicator)
-        for exchange, lookup in self.cached:
-            exchange.finish(lookup, extra)
+        for (exchange, lookup), answer in zip(self.cached, answers, strict=True):
+            exchange.finish(lookup, answer)
 
 
 class _Ahead(NamedTuple):
@@ -445,14 +449,18 @@ class RowCaches:
                 extra = self._waited(call.wait)
             if self._num_changes != num_changes or self._client.num_rejoins != self._noted[1]:
                 return False
+        # All answers are read before the first copy changes: one that is malformed changes none.
+        of_late = [exchange.answer(left, extra) for exchange, left in late]
+        ahead_answers = [] if ahead is None else ahead.lookups.answers(ahead.extra)
+        answers = lookups.answers(extra)
         with DeferredInterrupt():  # a copy and its version belong together
             if self._note_epochs([*(() if ahead is None else ahead.extra), *extra]):
                 return False
-            for exchange, left in late:
-                exchange.refresh(left, extra)
+            for (exchange, left), answer in zip(late, of_late, strict=True):
+                exchange.refresh(left, answer)
             if ahead is not None:
-                ahead.lookups.finish(ahead.extra, self._deduplicator)
-            lookups.finish(extra, self._deduplicator)
+                ahead.lookups.finish(ahead_answers, ahead.extra, self._deduplicator)
+            lookups.finish(answers, extra, self._deduplicator)
         return True
 
     def _drop_ahead(self) -> None:

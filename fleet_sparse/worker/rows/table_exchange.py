@@ -124,16 +124,30 @@ class TableExchange:
         plan = self.table.late_plan(lookup.plan)
         return lookup._replace(plan=plan, ask=RowAsk(self.spec, lookup.batch.unique.at(plan.asked), plan.versions))
 
-    def refresh(self, lookup: Lookup, extra: Sequence[ExtraBlock]) -> None:
-        """Ends what `late` returned: copies are those of the answers."""
-        self.table.refresh(lookup.plan, self._answer(lookup, extra))
+    def answer(self, lookup: Lookup, extra: Sequence[ExtraBlock]) -> Answer:
+        """Returns the answer to the ask of a lookup, for `refresh` or `finish`. Changes nothing.
 
-    def finish(self, lookup: Lookup, extra: Sequence[ExtraBlock]) -> None:
-        """Fills the batch of a lookup, whose plain rows and answers have arrived; early rows are in the batch."""
+        Raises:
+            ProtocolError: The blocks do not answer the ask.
+        """
+        if lookup.ask is None:
+            return self.table.no_answer
+        own = [each for each in extra if each.block.table_id == self.spec.table_id and each.block.copies]
+        own.sort(key=lambda each: (each.shard, each.part))
+        return answer_of(lookup.ask, [(each.shard, each.block) for each in own])
+
+    def refresh(self, lookup: Lookup, answer: Answer) -> None:
+        """Ends what `late` returned: copies are those of the answer."""
+        self._count(lookup, answer)
+        self.table.refresh(lookup.plan, answer)
+
+    def finish(self, lookup: Lookup, answer: Answer) -> None:
+        """Fills the batch of a lookup, whose plain rows and answer have arrived; early rows are in the batch."""
         batch, plan = lookup.batch, lookup.plan
+        self._count(lookup, answer)
         if lookup.plain is not batch and len(lookup.places):
             batch.values[lookup.places] = lookup.plain.values
-        arrived = self.table.take(plan, self._answer(lookup, extra), batch.values)
+        arrived = self.table.take(plan, answer, batch.values)
         if self._client.rows_dtype is not RowDtype.FLOAT32:
             batch.values[:] = rounded(batch.values, self._client.rows_dtype)  # as without a cache
         self._reads[id(batch.unique)] = _Read(batch.unique, plan, arrived)
@@ -142,18 +156,14 @@ class TableExchange:
         num_pulled = len(lookup.places) + lookup.num_early
         self._num_saved_bytes += (len(plan.ids) - num_pulled) * self._plain_bytes
 
-    def _answer(self, lookup: Lookup, extra: Sequence[ExtraBlock]) -> Answer:
-        """Returns the answer to the ask of a lookup, and counts its bytes and the lags of copies."""
+    def _count(self, lookup: Lookup, answer: Answer) -> None:
+        """Counts the bytes of an answer, and the lags of the copies that it refreshes."""
         if lookup.ask is None:
-            return self.table.no_answer
-        spec, plan = self.spec, lookup.plan
-        own = [each for each in extra if each.block.table_id == spec.table_id and each.block.copies]
-        own.sort(key=lambda each: (each.shard, each.part))
-        answer = answer_of(lookup.ask, [each.block for each in own])
+            return
+        plan = lookup.plan
         self.table.count_lags(plan, answer, lookup.batch.unique.num_per_shard, self._lags)
         num_bytes = len(plan.asked) * (ID_BYTES + VERSION_BYTES + SLACK_BYTES) + answer.states.nbytes
-        self._num_saved_bytes -= num_bytes + len(answer.rows) * (VERSION_BYTES + FLOAT_BYTES * spec.dim)
-        return answer
+        self._num_saved_bytes -= num_bytes + len(answer.rows) * (VERSION_BYTES + FLOAT_BYTES * self.spec.dim)
 
     # Updates
 

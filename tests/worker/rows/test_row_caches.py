@@ -20,17 +20,22 @@ from fleet_sparse.core.kernels_cache import MAX_SLOTS
 from fleet_sparse.core.kernels_copies import lag_class
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import PushRefused, ShardUnavailable
+from fleet_sparse.errors import ErrorCode, ProtocolError, PushRefused, ShardUnavailable
+from fleet_sparse.wire.decode import decode
+from fleet_sparse.wire.encode import encode
+from fleet_sparse.wire.frame_format import Buffer, Frame
 from fleet_sparse.worker.modes.step import StepClip
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.cache_job import CacheJob
 from fleet_sparse.worker.rows.cache_sizes import bytes_per_row, capacities_of, is_cached
 from fleet_sparse.worker.rows.cached_table import CachedTable
+from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.table_exchange import NUM_LAG_CLASSES
 from support.caching_workers import LOOSE, CountingJob, Worker, cluster_of, mode_of
 from support.counted_updates import EVERY_ID, NUM_IDS
-from support.in_process import InProcessCluster
+from support.in_process import QUICK, InProcessCluster
+from support.successive import SuccessiveLookups
 from support.threads import JOIN_S, in_threads
 from support.waits import wait_until
 
@@ -166,6 +171,68 @@ def test_parts_of_a_batch_lose_no_update_in_a_full_cache(num_workers: int, admis
         assert min(counters.hit, counters.entered, counters.left) > 20
         job.meet()
         np.testing.assert_array_equal(worker.evaluate(job.spec), job.num_made)
+
+
+def without_rows_of_copies(table_id: int, reply: Sequence[Buffer]) -> Sequence[Buffer]:
+    """A reply whose answers about copies of a table lack the rows that follow."""
+    frame = decode(reply, max_bytes=QUICK.max_frame_bytes)
+    kept = [each for each in frame.blocks if each.table_id != table_id or "versions" not in each.copies]
+    return encode(Frame(frame.header, kept)) if len(kept) < len(frame.blocks) else reply
+
+
+def what_copies_are(worker: Worker) -> list[bytes]:
+    """Copies, states, bases and counts of all tables."""
+    assert worker.caches is not None
+    assert worker.caches._tables is not None
+    tables = [exchange.table for exchange in worker.caches._tables.values()]
+    return [each.tobytes() for table in tables for each in (table._rows, table._states, table._bases, table._counts)]
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_malformed_answer_of_a_later_table_changes_no_copy(kind: str, looks_ahead: bool) -> None:
+    """In async a worker that looks ahead asks about copies late."""
+    with cluster_of(1) as cluster:
+        specs, mode = [cluster.table, cluster.other], mode_of(kind, RowBound(lag=2))
+        workers = [Worker(cluster, index, 2, specs, mode, max_held=0) for index in range(2)]
+        channel, is_damaged = workers[0].channel, False
+        deliver = channel.deliver
+
+        def reply_of(parts: Sequence[Buffer]) -> Sequence[Buffer]:
+            return without_rows_of_copies(cluster.other.table_id, parts) if is_damaged else parts
+
+        channel.changes_reply = lambda shard, request, reply: reply_of(reply)
+        channel.deliver = lambda shard, parts: deliver(shard, reply_of(parts))  # type: ignore[method-assign]
+        lookups = [SuccessiveLookups(worker.deduplicator, specs) for worker in workers]
+        coming: list[EarlyRows | None] = [None, None]
+        ids = {spec.name: range(8) for spec in specs}
+
+        def read(number: int) -> list[RowBatch]:
+            announced = lookups[number].announce(ids, ids) if looks_ahead else None
+            early, coming[number] = coming[number], announced
+            batches = [lookup.rows for lookup in lookups[number].of(ids, early).values()]
+            workers[number].training.prefetch(batches, early, announced)
+            return batches
+
+        def update(number: int, batches: list[RowBatch]) -> None:
+            trained = [each._replace(values=np.ones_like(each.values), learning_rate=1.0) for each in batches]
+            workers[number].training.update(trained, [], 1.0)
+
+        for number_of_step in range(4):
+            of_all = [read(number) for number in range(2)]
+            is_damaged = number_of_step == 3  # the push has the next asks in it, where copies are asked about early
+            for number, batches in enumerate(of_all):
+                update(number, batches)
+            for worker in workers:
+                worker.client.flush()
+        before = what_copies_are(workers[0])
+        with pytest.raises(ProtocolError, match=r"table 'other': .* has 0 rows of ids with slack 254") as caught:
+            read(0)
+        assert caught.value.code is ErrorCode.MALFORMED
+        assert what_copies_are(workers[0]) == before
+        is_damaged, coming[0] = False, None
+        assert [batch.values[0, 0] for batch in read(0)] == [1 - 8, 2 - 8]
+        assert what_copies_are(workers[0]) != before
 
 
 def no_room(*_: Any, **__: Any) -> None:
