@@ -32,9 +32,10 @@ from benchmarks.het.traffic import Traffic, simulated
 from benchmarks.options import AT_LEAST_1, AT_LEAST_2, DIM, amount
 from benchmarks.record import Record, add_results
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.row_bound import DEFAULT_SHARE, ROW_FOLLOWS, STATES_FOLLOW, RowBound, answers
+from fleet_sparse.core.row_bound import DEFAULT_SHARE, ROW_FOLLOWS, RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.models.synthetic import criteo_sizes
+from fleet_sparse.pserver.tables.row_asks import decide
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.rows.cache_job import CacheJob
 from fleet_sparse.worker.rows.cache_step import Answer, Arrived, Plan
@@ -94,14 +95,16 @@ class LockstepJob:
     def _read(self, worker: int, step: int) -> tuple[Plan, Arrived, Traffic]:
         ids, table = self._traces[worker].batch(step).astype(np.int64), self._tables[worker]
         plan = table.plan(ids, step + 1)
-        clocks = self._clocks[ids[plan.asked]]
-        has_states = self.num_states > 0
-        slack = np.full(len(clocks), STATES_FOLLOW if has_states else ROW_FOLLOWS, np.uint8)
-        if self._num_workers > 1:
-            slack = answers(self._bound, clocks, plan.versions, self._num_workers, has_states=has_states)
-        num_due, num_with = (int(np.count_nonzero(slack >= least)) for least in (ROW_FOLLOWS, STATES_FOLLOW))
+        asked_ids, has_states = ids[plan.asked], self.num_states > 0
+        slack, _, full = decide(
+            *(asked_ids, asked_ids, plan.versions, self._clocks, self._bound, self._num_workers),
+            has_states=has_states,
+            gives_steps=self._bound.has_leases,
+        )
+        follows = asked_ids[slack >= ROW_FOLLOWS]
+        num_due, num_with = len(follows), len(full.ids)
         rows, states = np.zeros((num_due, 1), np.float32), np.zeros((num_with, self.num_states, 1), np.float32)
-        answer = Answer(slack, rows, clocks[slack >= ROW_FOLLOWS], states)
+        answer = Answer(slack, rows, self._clocks[follows], states)
         arrived = table.take(plan, answer, np.zeros((len(ids), 1), np.float32))
         num_entered = len(plan.entering)
         num_without = num_due - num_with - (0 if has_states else num_entered)

@@ -1,4 +1,4 @@
-"""Kernel that answers asks about copies of rows, as `row_bound.answers` does."""
+"""Kernel that answers asks about copies of rows, by the bounds of `kernels_row_bound`."""
 
 from __future__ import annotations
 

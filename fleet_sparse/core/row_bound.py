@@ -1,10 +1,8 @@
 """RowBound: by how much a cached copy of a row may lag, in whole numbers.
 
-Workers and pservers compute it in kernels (`kernels_row_bound`, `kernels_row_asks`), row by row; the functions of many
-rows here say the same in NumPy. Tests compare the two, and simulations use these.
-
 The numbers are updates or, with a bound in distance, units of `drift / DRIFT_UNITS`, rounded up. The other workers may
-hold one part of a row's lag, and the pserver may be ahead of the copy by the rest.
+hold one part of a row's lag, and the pserver may be ahead of the copy by the rest; `kernels_row_bound` has the
+equations.
 """
 
 from __future__ import annotations
@@ -97,93 +95,11 @@ class RowBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         per_distance = 0.0 if self.drift is None else DRIFT_UNITS / self.drift
         return BoundTerms(lag, -1.0 if self.share is None else self.share, per_distance)
 
-    def max_lag(self, clocks: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Returns the largest lag of rows with these clocks; both are `(n,)`."""
-        lag = DRIFT_UNITS if self.lag is None else self.lag
-        if self.share is None:
-            return np.full(len(clocks), lag, np.int64)
-        return np.minimum(np.floor(self.share * clocks.astype(np.float64)), lag).astype(np.int64)
-
-    def max_held(self, clocks: NDArray[np.uint32], num_workers: int) -> NDArray[np.int64]:
-        """Returns how much of each row one worker may hold after its step.
-
-        Args:
-            clocks: `(n,)`, clocks that the worker knows. Older ones than the pserver's allow less.
-            num_workers: Number of workers of the job.
-
-        Returns:
-            `(n,)`, at least 0.
-        """
-        if num_workers == 1:
-            return np.full(len(clocks), UNBOUNDED, np.int64)
-        return np.maximum((self.max_lag(clocks) + num_workers) // (2 * (num_workers - 1)) - 1, 0)
-
-    def max_behind(self, clocks: NDArray[np.uint32], num_workers: int) -> NDArray[np.int64]:
-        """Returns how far a copy of each row may be behind the pserver.
-
-        Args:
-            clocks: `(n,)`, the pserver's clocks.
-            num_workers: Number of workers of the job.
-
-        Returns:
-            `(n,)`, at least 0.
-        """
-        if num_workers == 1:
-            return np.full(len(clocks), UNBOUNDED, np.int64)
-        return self.max_lag(clocks) - (num_workers - 1) * self.max_held(clocks, num_workers)
-
-    def lease_steps(self, clocks: NDArray[np.uint32], lags: NDArray[np.int64], num_workers: int) -> NDArray[np.int64]:
-        """Returns for how many further steps each copy is within the bound, if every worker ends one step in each.
-
-        Args:
-            clocks: `(n,)`, the pserver's clocks.
-            lags: `(n,)`, by how much each copy is behind them.
-            num_workers: Number of workers of the job.
-
-        Returns:
-            `(n,)`: -1 for a copy that is too far behind already, 0 with a bound in distance.
-        """
-        left = self.max_behind(clocks, num_workers) - lags
-        steps = left // max(num_workers - 1, 1) if self.has_leases else np.zeros_like(left)
-        return np.where(left < 0, -1, steps)
-
     def units(self, distances: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.uint32]:
         """Returns distances `(n,)`, none negative, in units of the drift, rounded up and at most `MAX_UNITS`."""
         assert self.drift is not None, "a bound in distance"
         in_units = np.ceil(distances.astype(np.float64) * (DRIFT_UNITS / self.drift))
         return np.minimum(in_units, MAX_UNITS).astype(np.uint32)
-
-
-def answers(
-    bound: RowBound, clocks: NDArray[np.uint32], versions: NDArray[np.uint32], num_workers: int, *, has_states: bool
-) -> NDArray[np.uint8]:
-    """Returns a pserver's answer to each ask: a lease, `ROW_FOLLOWS` or `STATES_FOLLOW`.
-
-    Args:
-        bound: Of the job.
-        clocks: `(n,)`, the pserver's clocks.
-        versions: `(n,)`, of the copies.
-        num_workers: Number of workers of the job.
-        has_states: True if the table's rule has states.
-    """
-    lags = lag_of(clocks, versions)
-    steps = bound.lease_steps(clocks, lags, num_workers)
-    is_new = versions == NO_VERSION
-    found = np.minimum(steps, ROW_FOLLOWS - 1)
-    found[is_new | (steps < 0)] = ROW_FOLLOWS
-    if has_states:
-        found[is_new | ((steps < 0) & are_states_old(clocks, lags))] = STATES_FOLLOW
-    return found.astype(np.uint8)
-
-
-def are_states_old(clocks: NDArray[np.uint32], lags: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Returns for which rows, with these clocks and updates since states travelled, states should travel again."""
-    return 8 * lags >= clocks.astype(np.int64)
-
-
-def lag_of(clocks: NDArray[np.uint32], versions: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Returns by how much copies with these versions are behind clocks, which may have wrapped; all are `(n,)`."""
-    return (clocks - versions).astype(np.int64)
 
 
 def steps_off_lease(max_step_lag: int | None) -> int:

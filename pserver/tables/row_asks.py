@@ -45,6 +45,29 @@ class RowAnswer(NamedTuple):
     clock_epoch: int
 
 
+class Listed(NamedTuple):
+    """The ids of an ask whose rows follow, without states or with them, in their order; three columns `(n,)`."""
+
+    ids: NDArray[np.int64]
+    row_indices: NDArray[np.int64]
+    clocks: NDArray[np.uint32]
+
+    def first(self, n: int) -> Listed:
+        """Returns the first n."""
+        return Listed(self.ids[:n], self.row_indices[:n], self.clocks[:n])
+
+
+class Decisions(NamedTuple):
+    """What is said of each copy of an ask."""
+
+    slack: NDArray[np.uint8]
+    """`(n,)`: steps, `ROW_FOLLOWS` or `STATES_FOLLOW` for each id."""
+    due: Listed
+    """The ids with `ROW_FOLLOWS`."""
+    full: Listed
+    """The ids with `STATES_FOLLOW`."""
+
+
 ReadRows = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
 """Returns rows `(n, dim)`, as `TableStore.rows_at`."""
 
@@ -78,27 +101,46 @@ def answer(
     if num_workers > 1:
         store.make_clocks(bound)
         clocks = store.clocks
-    row_indices, slack, num_found = store.find(ids), np.empty(len(ids), np.uint8), np.empty(2, np.int64)
-    due, due_row_indices, full, full_row_indices = (np.empty(len(ids), np.int64) for _ in range(4))
-    due_clocks, full_clocks = (np.empty(len(ids), np.uint32) for _ in range(2))
-    lag, share, _ = bound.terms
-    has_states, gives_steps = store.spec.update_rule.num_states > 0, counts_steps and bound.has_leases
-    answer_asks(
-        *(ids, row_indices, versions, clocks, lag, share, num_workers),
-        *(has_states, gives_steps, slack),
-        *(due, due_row_indices, due_clocks),
-        *(full, full_row_indices, full_clocks),
-        num_found,
+    slack, due, full = decide(
+        *(ids, store.find(ids), versions, clocks, bound, num_workers),
+        has_states=store.spec.update_rule.num_states > 0,
+        gives_steps=counts_steps and bound.has_leases,
     )
-    num_due, num_full = num_found.tolist()
-    full_row_indices = full_row_indices[:num_full]
     read = store.rows_at if read_rows is None else read_rows
     return RowAnswer(
         slack,
-        read(due_row_indices[:num_due], due[:num_due]),
-        due_clocks[:num_due],
-        read(full_row_indices, full[:num_full]),
-        full_clocks[:num_full],
-        store.states_at(full_row_indices),
+        read(due.row_indices, due.ids),
+        due.clocks,
+        read(full.row_indices, full.ids),
+        full.clocks,
+        store.states_at(full.row_indices),
         store.clock_epoch,
     )
+
+
+def decide(
+    ids: NDArray[np.int64],
+    row_indices: NDArray[np.int64],
+    versions: NDArray[np.uint32],
+    clocks: NDArray[np.uint32],
+    bound: RowBound,
+    num_workers: int,
+    *,
+    has_states: bool,
+    gives_steps: bool,
+) -> Decisions:
+    """Decides which copies may be used, and which rows follow. Arguments are those of `answer_asks`, and its bound."""
+    slack, num_found = np.empty(len(ids), np.uint8), np.empty(2, np.int64)
+    due, full = (
+        Listed(np.empty(len(ids), np.int64), np.empty(len(ids), np.int64), np.empty(len(ids), np.uint32))
+        for _ in range(2)
+    )
+    answer_asks(
+        *(ids, row_indices, versions, clocks, bound.terms.lag, bound.terms.share, num_workers),
+        *(has_states, gives_steps, slack),
+        *due,
+        *full,
+        num_found,
+    )
+    num_due, num_full = num_found.tolist()
+    return Decisions(slack, due.first(num_due), full.first(num_full))

@@ -1,4 +1,4 @@
-"""Answers to asks about copies, as the kernel decides them, against `row_bound.answers`."""
+"""Answers to asks about copies, as the kernel decides them, against the reference in NumPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet_sparse.core.kernels_row_asks import answer_asks
-from fleet_sparse.core.row_bound import MIN_DRIFT, NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound, answers
+from fleet_sparse.core.row_bound import MIN_DRIFT, NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound
+from support.row_bounds import answers
 
 BOUNDS = st.builds(RowBound, st.integers(1, 3000), st.none() | st.floats(0.01, 1)) | st.builds(
     RowBound, drift=st.floats(MIN_DRIFT, 1e6)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_sparse.core.row_bound import DRIFT_UNITS, MAX_UNITS, MIN_DRIFT, RowBound, lag_of, steps_off_lease
+from fleet_sparse.core.row_bound import DRIFT_UNITS, MAX_UNITS, MIN_DRIFT, RowBound, steps_off_lease
+from support.row_bounds import lag_of, lease_steps, max_behind, max_held
 
 BOUNDS = st.builds(RowBound, st.integers(1, 300), st.none() | st.sampled_from([0.05, 0.25, 0.5, 1.0]))
 SEEDS = st.integers(0, 2**32)
@@ -41,13 +42,13 @@ class Job:
         """Reads the copy, after an ask unless it is leased; `steps_off` is None where steps are not counted."""
         if step > self.lease_end[worker]:
             lag = lag_of(self.clock, self.known[worker])
-            (steps,) = self.bound.lease_steps(self.clock, lag, self.num_workers)
+            (steps,) = lease_steps(self.bound, self.clock, lag, self.num_workers)
             if steps < 0:
                 self.num_refreshed += 1
                 self.copies[worker] = self.row
                 self.copies[worker][worker] += self.held[worker]
                 self.known[worker] = self.clock
-                (steps,) = self.bound.lease_steps(self.clock, np.zeros(1, np.int64), self.num_workers)
+                (steps,) = lease_steps(self.bound, self.clock, np.zeros(1, np.int64), self.num_workers)
             if steps_off is not None:
                 self.lease_end[worker] = step + max(steps - steps_off, 0)
 
@@ -65,7 +66,7 @@ class Job:
         self.num_made[worker] += 1
         self.copies[worker][worker] += 1
         self.held[worker] += 1
-        if self.held[worker] > self.bound.max_held(self.known[worker], self.num_workers)[0]:
+        if self.held[worker] > max_held(self.bound, self.known[worker], self.num_workers)[0]:
             self.send(worker)
 
     def send(self, worker: int) -> None:
@@ -153,28 +154,28 @@ def test_a_clock_may_wrap() -> None:
 @given(st.integers(1, 10_000), st.integers(2, 64))
 def test_what_is_held_and_lagged_adds_up_to_the_bound(lag: int, num_workers: int) -> None:
     bound, clocks = RowBound(lag=lag), np.zeros(1, np.uint32)
-    (held,), (behind,) = bound.max_held(clocks, num_workers), bound.max_behind(clocks, num_workers)
+    (held,), (behind,) = max_held(bound, clocks, num_workers), max_behind(bound, clocks, num_workers)
     assert behind + (num_workers - 1) * held == lag
     assert held >= 0
     assert behind >= lag / 2
     assert (held == 0) == (lag < 3 * num_workers - 4)
     of_two = np.zeros(2, np.uint32)
-    np.testing.assert_array_equal(bound.lease_steps(of_two, np.array([behind, behind + 1]), num_workers), [0, -1])
+    np.testing.assert_array_equal(lease_steps(bound, of_two, np.array([behind, behind + 1]), num_workers), [0, -1])
 
 
 @given(
     st.floats(0, 1, exclude_min=True), st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=2), st.integers(2, 9)
 )
 def test_an_older_clock_allows_to_hold_no_more(share: float, clocks: list[int], num_workers: int) -> None:
-    held = RowBound(lag=1000, share=share).max_held(np.array(sorted(clocks), np.uint32), num_workers)
+    held = max_held(RowBound(lag=1000, share=share), np.array(sorted(clocks), np.uint32), num_workers)
     assert held[0] <= held[1]
 
 
 def test_the_only_worker_is_always_within_the_bound() -> None:
     bound, clocks = RowBound(lag=1, share=0.1), np.array([0, 2**32 - 1], np.uint32)
     lags = np.array([2**32 - 1, 0])
-    assert (bound.max_held(clocks, 1) > 2**32).all()
-    assert (bound.lease_steps(clocks, lags, 1) > 2**32).all()
+    assert (max_held(bound, clocks, 1) > 2**32).all()
+    assert (lease_steps(bound, clocks, lags, 1) > 2**32).all()
 
 
 @settings(max_examples=100, deadline=None)
@@ -188,7 +189,7 @@ def test_copies_are_off_by_at_most_the_drift(drift: float, num_workers: int, see
     size = drift * rng.choice([0.003, 0.05, 0.7])
     for _ in range(200):
         worker = int(rng.integers(num_workers))
-        if bound.lease_steps(clock, lag_of(clock, known[worker]), num_workers)[0] < 0:
+        if lease_steps(bound, clock, lag_of(clock, known[worker]), num_workers)[0] < 0:
             copies[worker], bases[worker] = row + (copies[worker] - bases[worker]), row
             known[worker] = clock
             lacked[worker] = 0
@@ -201,7 +202,7 @@ def test_copies_are_off_by_at_most_the_drift(drift: float, num_workers: int, see
         lacked[np.arange(num_workers) != worker, worker] += step
         change = copies[worker] - bases[worker]
         units = bound.units(np.abs(change).max(keepdims=True))
-        if units[0] > bound.max_held(known[worker], num_workers)[0]:
+        if units[0] > max_held(bound, known[worker], num_workers)[0]:
             row, bases[worker] = row + change, copies[worker]
             clock, known[worker] = clock + units, known[worker] + units
 
@@ -216,8 +217,8 @@ def test_units_are_rounded_up(drift: float, distance: float) -> None:
 
 def test_a_bound_in_distance_gives_no_lease() -> None:
     bound, clocks = RowBound(drift=0.5), np.array([7, 7, 7], np.uint32)
-    behind = int(bound.max_behind(clocks, 4)[0])
-    np.testing.assert_array_equal(bound.lease_steps(clocks, np.array([0, behind, behind + 1]), 4), [0, 0, -1])
+    behind = int(max_behind(bound, clocks, 4)[0])
+    np.testing.assert_array_equal(lease_steps(bound, clocks, np.array([0, behind, behind + 1]), 4), [0, 0, -1])
     assert not bound.has_leases
 
 

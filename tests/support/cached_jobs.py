@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_sparse.core.initializer import constant
-from fleet_sparse.core.row_bound import ROW_FOLLOWS, STATES_FOLLOW, answers
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.pserver.tables.row_asks import decide
 from fleet_sparse.worker.rows.cache_job import CacheJob
 from fleet_sparse.worker.rows.cache_step import Answer, Arrived, Changes, Outgoing, Plan
 from fleet_sparse.worker.rows.cached_table import CachedTable
@@ -59,12 +59,14 @@ class CachedJob:
 
     def answered(self, plan: Plan) -> Answer:
         """Answers asks as a pserver does."""
-        asked = plan.ids[plan.asked]
-        clocks = self.clocks[asked]
-        slack = answers(self._job.bound, clocks, plan.versions, self._job.num_workers, has_states=False)
-        assert (slack != STATES_FOLLOW).all()
-        due = slack >= ROW_FOLLOWS
-        return Answer(slack, self.rows[asked[due]], clocks[due], np.empty((0, 0, self.rows.shape[1]), np.float32))
+        asked, bound = plan.ids[plan.asked], self._job.bound
+        slack, due, full = decide(
+            *(asked, asked, plan.versions, self.clocks, bound, self._job.num_workers),
+            has_states=False,
+            gives_steps=bound.has_leases and self._job.steps_off_lease is not None,
+        )
+        assert not len(full.ids)
+        return Answer(slack, self.rows[due.ids], due.clocks, np.empty((0, 0, self.rows.shape[1]), np.float32))
 
     def update(self, worker: int, step: Step, grads: NDArray[np.float32]) -> Outgoing:
         """Trains the rows of a step and sends what is due."""

@@ -15,6 +15,7 @@ from fleet_sparse.tools.capacity.cached_rows import CachedRows, PlannedCache, ca
 from fleet_sparse.tools.capacity.coefficients import shipped_coefficients
 from fleet_sparse.tools.capacity.job import PlannedJob
 from fleet_sparse.tools.capacity.traffic import traffic_of
+from support.row_bounds import max_behind
 
 CRITEO: dict[str, Any] = {"rows": 10e6, "fields": 26, "batch": 512, "exponent": 1.1}
 LAG = PlannedCache(500e3, 100, share=None)
@@ -79,7 +80,7 @@ def test_updates_of_a_rule_without_merge_go_as_gradients() -> None:
 
 
 def test_copies_lag_as_pservers_allow_where_none_is_held() -> None:
-    behind = int(row_bound.RowBound(lag=100, share=None).max_behind(np.array([1000], np.uint32), 8)[0])
+    behind = int(max_behind(row_bound.RowBound(lag=100), np.array([1000], np.uint32), 8)[0])
     in_every_step: dict[str, Any] = {"rows": 26 * 64, "fields": 26, "batch": 512, "exponent": 1e-6}
     cache = LAG._replace(holds=False)
     found = cached_rows_of(cache, workers=8, is_sync=True, num_states=NUM_STATES["ftrl"], **in_every_step)
