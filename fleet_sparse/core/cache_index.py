@@ -22,14 +22,13 @@ from .kernels_cache import (
 )
 from .kernels_sketch import LINE_BYTES
 
-CELL_BYTES = 16
 MAX_LEASE_STEPS = 1 << (STEP_BITS - 2)
 """Largest number of steps of a lease."""
-SLOT_BYTES = 4
-"""Bytes of a slot besides its cells."""
 
-_LEAST_CELLS, _COUNTERS_PER_ROW, _EPOCHS = 16, 8, 16
-INDEX_BYTES_PER_ROW = 3 * CELL_BYTES + SLOT_BYTES + _COUNTERS_PER_ROW
+_LEAST_CELLS, _COUNTERS_PER_ROW, _TIMES_PER_CAPACITY = 16, 8, 16
+_CELL_BYTES = 16
+_SLOT_BYTES = 4  # besides its cells
+INDEX_BYTES_PER_ROW = 3 * _CELL_BYTES + _SLOT_BYTES + _COUNTERS_PER_ROW
 """Bytes of a slot of a large index, at most: up to three cells, and counters of the sketch."""
 _LINE_WORDS = LINE_BYTES // 8
 _MAX_ROUND_STEPS = 1 << (STEP_BITS - 2)
@@ -89,7 +88,7 @@ class CacheIndex:
         self._num_found = np.zeros(2, np.int64)
         self._num_reads = self._num_aged = self._batch = 0
         self._aged_step: int | None = None  # of the last call of `age`
-        self._epoch = 0  # of the batch
+        self._time = 0  # of the batch, in sixteenths of a capacity of reads
         self._round_reads = policy.round_capacities * capacity
 
     @property
@@ -120,10 +119,10 @@ class CacheIndex:
             self.lease(np.arange(self.num_used), np.full(self.num_used, step - 1, np.int64))
             self._aged_step = step
         self._batch += 1
-        self._epoch = self._num_reads * _EPOCHS // self.capacity
+        self._time = self._num_reads * _TIMES_PER_CAPACITY // self.capacity
         slots, unleased, missing = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         use_slots(
-            *(self._cells, self._salt, ids, step, self._batch, self._policy.counts_uses, self._epoch),
+            *(self._cells, self._salt, ids, step, self._batch, self._policy.counts_uses, self._time),
             *(slots, unleased, missing, self._num_found),
         )
         self._num_reads += n
@@ -136,12 +135,12 @@ class CacheIndex:
         entering, slots, counters = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         num_entering = choose_slots(
             *(self._cells, self._salt, self._sketch, self._hands[0], ids, self._batch, policy.counts_uses),
-            *(self._epoch, admission.least_misses, admission.beats_victim, self.num_used, self.capacity),
+            *(self._time, admission.least_misses, admission.beats_victim, self.num_used, self.capacity),
             *(entering, slots, counters),
         )
         counters = counters[:num_entering]
         if not policy.counts_uses:
-            counters.fill(self._epoch & 255)
+            counters.fill(self._time & 255)
         elif not policy.is_halved:
             counters.fill(1)
         return Entries(entering[:num_entering], slots[:num_entering], counters)
@@ -188,7 +187,7 @@ class CacheIndex:
         idle = np.empty(num_due, np.int64)
         num_idle = age_cells(
             *(self._cells, self._hands[1], num_due, step, self._policy.counts_uses, self._policy.is_halved),
-            *(self._epoch, idle),
+            *(self._time, idle),
         )
         num_due = self._num_aged * num_counters // round_reads - before * num_counters // round_reads
         halve_counters(self._sketch, self._hands[2], min(num_due, num_counters))

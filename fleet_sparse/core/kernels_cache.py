@@ -20,8 +20,6 @@ from .kernels_sketch import LINE_BYTES, count_one
 
 MAX_SLOTS = (1 << 28) - 1
 STEP_BITS = 24
-NUM_CANDIDATES = 8
-"""Number of rows of which one makes room."""
 
 _ZERO, _ONE, _TWO, _AHEAD = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(16)
 _SLOT_MASK, _BATCH_SHIFT, _BATCH_MASK = np.uint64(MAX_SLOTS), np.uint64(28), np.uint64(15)
@@ -29,7 +27,8 @@ _COUNTER_SHIFT, _COUNTER_MASK, _COUNTER_ONE = np.uint64(32), np.uint64(255), np.
 _STEP_SHIFT, _STEP_MASK, _HALF_STEPS = np.uint64(40), np.uint64((1 << STEP_BITS) - 1), np.uint64(1 << (STEP_BITS - 1))
 _NO_BATCH, _NO_COUNTER = ~np.uint64(15 << 28), ~np.uint64(255 << 32)
 _NO_STEP = np.uint64((1 << 40) - 1)
-_MAX_SCANNED, _MOST_CANDIDATES, _NO_PRIORITY = 64, NUM_CANDIDATES, np.uint64(256)
+_MAX_SCANNED, _NO_PRIORITY = 64, np.uint64(256)
+_MOST_CANDIDATES = 8  # rows of which one makes room
 _OLD, _LOWER, _HALF_SHIFT = np.uint64(128), np.uint64(0xFFFF_FFFF), np.uint64(32)
 
 
@@ -68,7 +67,7 @@ def use_slots(
     step: int,
     batch: int,
     counts_uses: bool,
-    epoch: int,
+    time: int,
     slots: NDArray[np.int64],
     unleased: NDArray[np.int64],
     missing: NDArray[np.int64],
@@ -83,7 +82,7 @@ def use_slots(
         step: Step of this use; one at the end of a lease is leased.
         batch: Number of this batch.
         counts_uses: As in `CachePolicy`.
-        epoch: Time of this use, for a policy that counts none.
+        time: Time of this use, for a policy that counts none.
         slots: Output, `(n,)`: slots, -1 for ids without one.
         unleased: Output, `(n,)`: indices of ids whose lease is over, ascending.
         missing: Output, `(n,)`: indices of ids without a slot, ascending.
@@ -91,7 +90,7 @@ def use_slots(
     """
     mask, n, now = _mask_of(cells), np.uint64(ids.shape[0]), np.uint64(step) & _STEP_MASK
     of_batch = (np.uint64(batch) & _BATCH_MASK) << _BATCH_SHIFT
-    stamp = (np.uint64(epoch) & _COUNTER_MASK) << _COUNTER_SHIFT
+    stamp = (np.uint64(time) & _COUNTER_MASK) << _COUNTER_SHIFT
     num_unleased, num_missing = np.uint64(0), np.uint64(0)
     for i in range(n):
         slots[i] = np.int64(splitmix64(np.uint64(ids[i]) ^ salt) & mask)
@@ -132,7 +131,7 @@ def choose_slots(
     ids: NDArray[np.int64],
     batch: int,
     counts_uses: bool,
-    epoch: int,
+    time: int,
     least_misses: int,
     beats_victim: bool,
     num_used: int,
@@ -153,7 +152,7 @@ def choose_slots(
         ids: `(n,)`, distinct, without a slot.
         batch: Number of this batch.
         counts_uses: As in `CachePolicy`.
-        epoch: Time of this use.
+        time: Time of this use.
         least_misses: As in `Admission`.
         beats_victim: As in `Admission`.
         num_used: Number of slots in use, the first ones.
@@ -167,7 +166,7 @@ def choose_slots(
     """
     mask, n = _mask_of(cells), np.uint64(ids.shape[0])
     num_lines, line_bytes = np.uint64(sketch.shape[0]) // np.uint64(LINE_BYTES), np.uint64(LINE_BYTES)
-    this_batch, now = np.uint64(batch) & _BATCH_MASK, np.uint64(epoch)
+    this_batch, now = np.uint64(batch) & _BATCH_MASK, np.uint64(time)
     place, num_entering, num_free = np.uint64(hand[0]), np.uint64(0), capacity - num_used
     for i in range(n):
         estimates[i] = np.int64(splitmix64(np.uint64(ids[i]) ^ salt))
@@ -305,7 +304,7 @@ def age_cells(
     step: int,
     counts_uses: bool,
     is_halved: bool,
-    epoch: int,
+    time: int,
     idle: NDArray[np.int64],
 ) -> int:
     """Ages the rows of the next cells.
@@ -317,25 +316,25 @@ def age_cells(
         step: Present step. A lease that is over ends at the step before it, so that it does not seem to begin again.
         counts_uses: As in `CachePolicy`.
         is_halved: As in `CachePolicy`.
-        epoch: Present time.
+        time: Present time.
         idle: Output, at least `(num_cells,)`: slots that were not used for about a round; every slot if the policy
             does not say.
 
     Returns:
         The number of idle slots.
     """
-    mask, now, time = _mask_of(cells), np.uint64(step) & _STEP_MASK, np.uint64(epoch)
+    mask, now, present = _mask_of(cells), np.uint64(step) & _STEP_MASK, np.uint64(time)
     num_idle, cell = np.uint64(0), np.uint64(hand[0])
     over = ((now - _ONE) & _STEP_MASK) << _STEP_SHIFT
     for _ in range(num_cells):
         word = cells[_TWO * cell + _ONE]
         if word != _ZERO:
             counter = (word >> _COUNTER_SHIFT) & _COUNTER_MASK
-            age = (time - counter) & _COUNTER_MASK
+            age = (present - counter) & _COUNTER_MASK
             is_idle = True
             if not counts_uses:
                 is_idle = age >= _OLD
-                counter = (time - _OLD) & _COUNTER_MASK if is_idle else counter
+                counter = (present - _OLD) & _COUNTER_MASK if is_idle else counter
             elif is_halved:
                 is_idle = counter == _ZERO
                 counter >>= _ONE
