@@ -5,8 +5,11 @@ writes how many ids of each batch missed and how many entered.
 
 - `run_lru`: the row whose last read is oldest makes room.
 - `run_lfu`: the row with the fewest reads since it entered makes room, the one read longest ago of several.
-- `run_aged_lfu`: the workers' cache does much the same. Counters of 8 bits are halved once in 20 capacities of reads;
-  the lowest of 8 rows after a hand makes room, if a sketch of misses says more of the new row.
+- `run_aged_lfu`: the cache as it was specified. Counters of 8 bits are halved once in 20 capacities of reads; the
+  lowest of 8 rows after a hand makes room, if a sketch of misses, of at least 4 counters a row, says more of the new
+  row. The workers' cache halves its counters once in 16 capacities: after 20 it forgets a hot set that has moved too
+  late, as `fleet_sparse.core.cache_policies` says with figures. Its sketch has 8 counters a row, as pservers have for
+  each id.
 - `run_optimal`: Belady's. The row whose next read is farthest away makes room; a missed row that is read later than all
   others stays outside.
 """
