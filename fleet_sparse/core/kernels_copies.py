@@ -138,6 +138,20 @@ def refresh_states(
                 base_states[at + j] = value
 
 
+@inlined
+def _subtract_base(
+    copies: NDArray[np.float32],
+    bases: NDArray[np.float32],
+    begin: np.uint64,
+    width: np.uint64,
+    out: NDArray[np.float32],
+    out_begin: np.uint64,
+) -> None:
+    """Writes by what a copy differs from its base."""
+    for j in range(width):
+        out[out_begin + j] = copies[begin + j] - bases[begin + j]
+
+
 @kernel(FLOAT32S, FLOAT32S, INT64_IN, INT64, FLOAT32S)
 def subtract_bases(
     copies: NDArray[np.float32],
@@ -149,9 +163,7 @@ def subtract_bases(
     """Writes by what copies differ from their bases, `(n * width,)`."""
     w = np.uint64(width)
     for i in range(np.uint64(slots.shape[0])):
-        at = np.uint64(slots[i]) * w
-        for j in range(w):
-            out[i * w + j] = copies[at + j] - bases[at + j]
+        _subtract_base(copies, bases, np.uint64(slots[i]) * w, w, out, i * w)
 
 
 @inlined
@@ -165,18 +177,50 @@ def _displacement(
     return most
 
 
-@kernel(FLOAT32S, FLOAT32S, INT64_IN, INT64, FLOAT32S)
-def measure_displacements(
+@inlined
+def _amount_of(
+    counts: NDArray[np.uint32],
     copies: NDArray[np.float32],
     bases: NDArray[np.float32],
+    slot: np.uint64,
+    width: np.uint64,
+    units_per_distance: float,
+) -> int:
+    """Returns how much a copy holds: updates or, with `units_per_distance`, units of distance.
+
+    An update that is held is at least one unit: others may have moved the copy back to its base.
+    """
+    amount = int(counts[_COUNTS * slot + _HELD])
+    if units_per_distance > 0.0:
+        moved = float(_displacement(copies, bases, slot * width, width))
+        amount = max(units(moved, units_per_distance), int(amount > 0))
+    return amount
+
+
+@kernel(INT64_IN, UINT32S, FLOAT32S, FLOAT32S, INT64, FLOAT64, UINT32S)
+def measure_amounts(
     slots: NDArray[np.int64],
+    counts: NDArray[np.uint32],
+    copies: NDArray[np.float32],
+    bases: NDArray[np.float32],
     width: int,
-    out: NDArray[np.float32],
+    units_per_distance: float,
+    amounts: NDArray[np.uint32],
 ) -> None:
-    """Writes the largest difference of a value of each copy from its base, `(n,)`."""
+    """Writes how much copies hold.
+
+    Args:
+        slots: `(n,)`, none negative.
+        counts: Of the copies.
+        copies: The copies.
+        bases: Their bases; not read without `units_per_distance`.
+        width: Floats of a copy.
+        units_per_distance: Units of a distance of 1 in a bound in distance; 0 where updates are counted.
+        amounts: Output, `(n,)`: updates, or units of distance.
+    """
     w = np.uint64(width)
     for i in range(np.uint64(slots.shape[0])):
-        out[i] = _displacement(copies, bases, np.uint64(slots[i]) * w, w)
+        amounts[i] = _amount_of(counts, copies, bases, np.uint64(slots[i]), w, units_per_distance)
 
 
 @kernel(INT64_IN, INT64_IN, INT64_IN, INT64_IN, UINT32S, BOOL, INT64S, UINT32S, INT64S)
@@ -525,7 +569,7 @@ def hold_updates(
         num_workers: Number of workers that the bound is divided by; 1 if `most_held` alone says what may be held.
         lag: With `share`, the bound, as in `kernels_row_bound`.
         share: As above.
-        units_per_distance: Units of a distance of 1 in a bound in distance; 0 with one in updates.
+        units_per_distance: As in `measure_amounts`.
         most_held: Largest amount that may be held of a copy.
         as_gradients: Output, at least `(n,)`: places whose gradients go as they are, ascending.
         due: Output, at least `(n,)`: slots of the copies whose changes go.
@@ -551,17 +595,12 @@ def hold_updates(
         counts[_COUNTS * slot + _HELD] += more
         counts[_COUNTS * slot + _STATES_HELD] += more
         counts[_COUNTS * slot + _MADE] += more
-        held = int(counts[_COUNTS * slot + _HELD])
-        amount, most = held, most_held
-        if num_workers > 1:
-            if share >= 0.0:
-                most = min(most, max_held(int(_known_clock(counts, slot)), lag, share, num_workers))
-            if units_per_distance > 0.0:
-                moved = _displacement(copies, bases, slot * w, w)
-                amount = max(units(float(moved), units_per_distance), int(held > 0))
-        if amount <= most:
+        most = most_held
+        if num_workers > 1 and share >= 0.0:
+            most = min(most, max_held(int(_known_clock(counts, slot)), lag, share, num_workers))
+        if _amount_of(counts, copies, bases, slot, w, units_per_distance) <= most:
             continue
-        if held <= 1 and counts[_COUNTS * slot + _STATES_HELD] <= 1:
+        if counts[_COUNTS * slot + _HELD] <= 1 and counts[_COUNTS * slot + _STATES_HELD] <= 1:
             as_gradients[num_gradients], single_updates[num_single] = np.int64(i), slots[i]
             num_gradients += _ONE
             num_single += _ONE
@@ -632,7 +671,7 @@ def read_changes(
         bases: Their bases.
         width: Floats of a copy.
         counts: Of the copies.
-        units_per_distance: As in `hold_updates`.
+        units_per_distance: As in `measure_amounts`.
         changes: Output, `(n * width,)`: by what the copies differ from their bases.
         amounts: Output, `(n,)`: updates or, with `units_per_distance`, units of distance that are held.
         num_updates: Output, `(n,)`: updates of the states that are held.
@@ -645,13 +684,9 @@ def read_changes(
                 prefetch_read(bases, np.uint64(slots[i + _AHEAD]) * w + j)
             prefetch_read(counts, _COUNTS * np.uint64(slots[i + _AHEAD]))
         slot = np.uint64(slots[i])
-        for j in range(w):
-            changes[i * w + j] = copies[slot * w + j] - bases[slot * w + j]
-        held = counts[_COUNTS * slot + _HELD]
-        amounts[i], num_updates[i] = held, counts[_COUNTS * slot + _STATES_HELD]
-        if units_per_distance > 0.0:
-            moved = float(_displacement(copies, bases, slot * w, w))
-            amounts[i] = max(units(moved, units_per_distance), int(held > 0))
+        _subtract_base(copies, bases, slot * w, w, changes, i * w)
+        amounts[i] = _amount_of(counts, copies, bases, slot, w, units_per_distance)
+        num_updates[i] = counts[_COUNTS * slot + _STATES_HELD]
 
 
 @kernel(INT64_IN, UINT32_IN, UINT32S)

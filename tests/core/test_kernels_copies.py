@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from fleet_sparse.core.kernels_copies import (
     HELD,
@@ -13,8 +14,11 @@ from fleet_sparse.core.kernels_copies import (
     enter_copies,
     find_holding,
     hold_updates,
+    measure_amounts,
     note_answers,
+    read_changes,
     settle_copies,
+    subtract_bases,
 )
 from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW
 
@@ -76,6 +80,43 @@ def test_what_is_held_beyond_the_most_is_due():
     copies.by_slot[4][:, [HELD, STATES_HELD]] = [[0, 0], [1, 1], [2, 2], [0, 0], [0, 1]]
     assert copies.held_back([4, 3, 2, 1], most_held=0) == [[1], [4, 2, 1], [3]]
     assert copies.by_slot[4][:, HELD].tolist() == [0, 2, 3, 1, 1]
+
+
+@pytest.mark.parametrize(("units_per_distance", "expected"), [(0.0, [3, 0, 2, 5, 0]), (8.0, [2, 0, 1, 5, 4])])
+def test_amounts_are_updates_or_units_of_distance_that_are_held(units_per_distance: float, expected: list[int]):
+    copies = Copies()
+    copies.by_slot[4][:, HELD] = [3, 0, 2, 5, 0]
+    rows, bases, *_ = copies.by_slot
+    bases[:] = rows
+    rows[0, 2] += 0.13  # rounded up
+    rows[3] -= [0.6, 0.1, 0.3]
+    rows[4, 1] += 0.5  # of no update that is held: a single gradient that was sent
+    slots, changes = np.arange(NUM_SLOTS), np.empty((NUM_SLOTS, DIM), np.float32)
+    amounts, of_changes, num_updates = (np.empty(NUM_SLOTS, np.uint32) for _ in range(3))
+    of_copies = copies.rows, copies.bases, DIM
+    measure_amounts(slots, copies.counts, *of_copies, units_per_distance, amounts)
+    read_changes(slots, *of_copies, copies.counts, units_per_distance, changes.reshape(-1), of_changes, num_updates)
+    assert amounts.tolist() == of_changes.tolist() == expected
+    np.testing.assert_array_equal(changes, rows - bases)
+    subtract_bases(copies.rows, copies.bases, slots, DIM, changes.reshape(-1))
+    np.testing.assert_array_equal(changes, rows - bases)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_what_is_sent_is_what_the_amount_exceeds(most: int):
+    copies = Copies()
+    copies.by_slot[4][:, [HELD, STATES_HELD]] = [[3, 3], [0, 0], [2, 2], [5, 5], [1, 1]]
+    copies.bases[:] = copies.rows
+    copies.rows[: 2 * DIM] += 0.13
+    slots, amounts = np.arange(NUM_SLOTS), np.empty(NUM_SLOTS, np.uint32)
+    outputs, num_found = [np.empty(NUM_SLOTS, np.int64) for _ in range(3)], np.zeros(3, np.int64)
+    hold_updates(
+        *(slots, True, copies.rows, copies.bases, DIM, copies.counts),
+        *(2, 4096, -1.0, 8.0, most, *outputs, num_found),
+    )
+    measure_amounts(slots, copies.counts, copies.rows, copies.bases, DIM, 8.0, amounts)
+    sent = sorted([*outputs[1][: num_found[1]], *outputs[2][: num_found[2]]])
+    assert sent == np.flatnonzero(amounts > most).tolist() == {1: [0, 1], 2: []}[most]
 
 
 def test_copies_that_hold_updates_of_row_or_states_are_found():

@@ -30,7 +30,7 @@ from fleet_sparse.core.kernels_copies import (
     find_leases,
     gather_copies,
     hold_updates,
-    measure_displacements,
+    measure_amounts,
     note_answers,
     plan_reads,
     read_changes,
@@ -129,6 +129,7 @@ class CachedTable:
         self._nothing = Arrived(no_rows, no_states, _NO_COUNTS)
         self.no_answer = Answer(np.empty(0, np.uint8), no_rows, _NO_COUNTS, no_states)
         self._bound_terms, self._num_found = job.bound.terms, np.zeros(3, np.int64)
+        self._units_per_distance = 0.0 if self._is_single_worker else job.bound.terms.units_per_distance
         self._num_sharing = job.num_workers if self._may_hold else 1  # that divide the bound among them
         self._most_held = -1 if not self._may_hold else _ANY_AMOUNT if job.max_held is None else job.max_held
         # Where steps are not counted, each plan has a step of its own, and no lease lasts longer than that.
@@ -598,25 +599,15 @@ class CachedTable:
 
         These are the first and the last field of `Outgoing`, and between them the copies whose changes are due.
         """
-        n, terms = len(slots), self._bound_terms
+        n, terms, per_distance = len(slots), self._bound_terms, self._units_per_distance if self._may_hold else 0.0
         as_gradients, due, single_updates = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         hold_updates(
             *(slots, self._may_hold, self._rows, self._bases, self._dim, self._counts),
-            *(self._num_sharing, terms.lag, terms.share, terms.units_per_distance, self._most_held),
+            *(self._num_sharing, terms.lag, terms.share, per_distance, self._most_held),
             *(as_gradients, due, single_updates, self._num_found),
         )
         num_gradients, num_due, num_single = self._num_found.tolist()
         return as_gradients[:num_gradients], due[:num_due], single_updates[:num_single]
-
-    def _amounts(self, slots: NDArray[np.int64]) -> Counts:
-        """Returns how much copies hold: updates, or units of distance."""
-        if self._job.bound.drift is None or self._is_single_worker:
-            held: Counts = self._held[slots]
-            return held
-        moves = np.empty(len(slots), np.float32)
-        measure_displacements(self._rows, self._bases, slots, self._dim, moves)
-        amounts: Counts = np.maximum(self._job.bound.units(moves), self._held[slots] > 0)
-        return amounts
 
     def _amounts_of_gradients(self, slots: NDArray[np.int64]) -> Counts:
         """Returns by how much pushes of single gradients make the versions of these copies newer.
@@ -631,9 +622,13 @@ class CachedTable:
         if self._job.bound.drift is None:
             is_known = self._job.weights.of_merge == 1.0
             return np.full(len(slots), is_known, np.uint32)
+        amounts = np.zeros(len(slots), np.uint32)
         if self._job.is_merged:
-            return -self._amounts(slots)
-        return np.zeros(len(slots), np.uint32)
+            measure_amounts(
+                *(slots, self._counts, self._rows, self._bases, self._dim, self._units_per_distance),
+                amounts,
+            )
+        return -amounts
 
     def _changes_of(self, slots: NDArray[np.int64], *, has_states: bool = False) -> tuple[Changes, ...]:
         """Returns the changes of copies, and those of rows that left."""
@@ -666,9 +661,8 @@ class CachedTable:
         n, num_states = len(slots), self._rule.num_states if has_states else 0
         rows, states = np.empty((n, self._dim), np.float32), np.empty((n, num_states, self._dim), np.float32)
         amounts, num_updates = np.empty(n, np.uint32), np.empty(n, np.uint32)
-        per_distance = 0.0 if self._is_single_worker else self._bound_terms.units_per_distance
         read_changes(
-            *(slots, self._rows, self._bases, self._dim, self._counts, per_distance),
+            *(slots, self._rows, self._bases, self._dim, self._counts, self._units_per_distance),
             *(rows.reshape(-1), amounts, num_updates),
         )
         if self._is_single_worker:
