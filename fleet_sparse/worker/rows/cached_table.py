@@ -337,9 +337,9 @@ class CachedTable:
         if left_before and self._is_single_worker:
             of_left = self._train_left(left_before, plan.ids, outside, grads, learning_rate, optimizer_step)
             as_gradients = np.setdiff1d(as_gradients, of_left, assume_unique=True)
-        unused = idle[held == self._states_held[idle]] if len(idle) else NOWHERE
-        if len(unused):
-            due = np.setdiff1d(due, unused)
+        # None of these is due: what is due is of this batch, and each of its copies holds one more update now. Where no
+        # update may be held, no copy is idle and holds one.
+        unused = idle[held == self._states_held[idle]]
         self._idle = self._holding(self._index.age(len(plan.ids), plan.step))
         changes = (*self._changes_of(due), *self._made(unused, has_states=True))
         return Outgoing(as_gradients, changes, single_updates)
