@@ -235,7 +235,7 @@ def plan_reads(
     versions: NDArray[np.uint32],
     plain: NDArray[np.int64],
 ) -> None:
-    """Divides what is not read from a copy alone: into the ids that are asked about and those that are pulled.
+    """Divides the ids that cannot be read from a copy alone into those that are asked about and those that are pulled.
 
     Args:
         slots: `(n,)`, of the ids.
@@ -621,9 +621,9 @@ def divide_by_states(
 ) -> int:
     """Divides copies that are due into those that are sent without their states, and those with old ones.
 
-    The updates that the states on the pserver lack of all workers together are an eighth of all at most. Where clocks
-    tell how many there were, each worker may keep its share of that eighth, and else an eighth of those that it has
-    made since the copy entered.
+    At most an eighth of all updates, over all workers, are missing from the states on the pserver. Where clocks tell
+    how many there were, each worker may keep its share of that eighth, and else an eighth of those that it has made
+    since the copy entered.
 
     Args:
         slots: `(n,)`, none negative.

@@ -29,7 +29,7 @@ AMONG_OTHERS = _Cost(2.7e5, 3.5e5, 180.0, 12.5)
 """One of several workers pays this much: it also asks about its copies and compares them with their bases. The traffic
 has the cost of what it refreshes and sends."""
 ASKED_ALONE = _Cost(0.0, 5.5e4, 0.0, 0.0)
-"""Pservers pay this much to answer the only worker of a job, which asks about entering rows alone."""
+"""Pservers pay this much to answer the only worker of a job, which asks only about rows that enter."""
 ASKED = _Cost(1.3e5, 2.0e5, 80.0, 6.5)
 """Pservers pay this much to answer one of several workers, which asks about its copies as well."""
 

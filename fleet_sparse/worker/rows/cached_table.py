@@ -77,7 +77,7 @@ class _OpenPlan(NamedTuple):
 class CachedTable:
     """The cache of one table. One thread at a time uses it.
 
-    The only worker of a job is always within the bound: it asks about entering rows alone, unless rows were removed.
+    The only worker of a job is always within the bound: it asks only about rows that enter, unless rows were removed.
     What it sends are the copies themselves.
 
     Args:
