@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,13 +35,17 @@ from fleet_sparse.wire.frame_format import (
 )
 from fleet_sparse.wire.row_dtype import RowDtype, from_frame
 from fleet_sparse.wire.stream import MAGIC as STREAM_MAGIC
+from fleet_sparse.worker.net.request import Request
+from fleet_sparse.worker.net.requests import Requests
+from fleet_sparse.worker.rows.deduplicator import UniqueIds
+from fleet_sparse.worker.rows.row_exchange import RowChange
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "f64": 8, "4 bytes": 4, "16 bytes": 16}
 SCHEMA_HASH = 0x1122334455667788
 EXAMPLES = ["pull", "rows", "rows_bfloat16", "push", "push_counts", "push_dense_bfloat16", "ack", "push_dense_part"]
 OF_VERSIONS = ["read", "changed", "version_gone"]
-OF_COPIES = ["ask", "answer", "change"]
+OF_COPIES = ["ask", "answer", "change", "change_without_states", "assign_rows"]
 VERSION, NEWEST = 0x9F62A0C0711376C5, 0x34AB30ABC43EDFEF
 TABLE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/emb") & 0xFFFFFFFF
 DENSE_ID = xxhash.xxh3_64_intdigest(b"fleet_sparse/table/dense.0") & 0xFFFFFFFF
@@ -209,6 +215,39 @@ def test_the_change_on_the_page_decodes() -> None:
     assert (block.statistics["counts"].tolist(), block.copies["versions"].tolist()) == ([5], [9])
     np.testing.assert_array_equal(block.rows, [[-0.5, 0.25]])
     np.testing.assert_array_equal(block.copies["states"], [[[2, 1]]])
+
+
+def test_the_change_without_states_on_the_page_decodes() -> None:
+    (block,), (whole,) = decoded("change_without_states").blocks, decoded("change").blocks
+    assert (block.action, block.learning_rate, block.optimizer_step) == (Action.CHANGE, 1.0, 12)
+    assert not block.copies
+    np.testing.assert_array_equal(block.statistics["counts"], whole.statistics["counts"])
+    np.testing.assert_array_equal(block.rows, whole.rows)
+
+
+def test_the_assigned_row_on_the_page_decodes() -> None:
+    (block,) = decoded("assign_rows").blocks
+    assert (block.action, block.optimizer_step, block.statistics) == (Action.ASSIGN, 12, {})
+    assert (block.ids is not None, block.ids.tolist()) == (True, [7])
+    np.testing.assert_array_equal(block.rows, [[0.25, 0.75]])
+    np.testing.assert_array_equal(block.copies["states"], [[[2.5, 1.25]]])
+
+
+@pytest.mark.parametrize("name", ["change", "change_without_states", "assign_rows"])
+def test_a_worker_sends_the_changes_on_the_page(name: str) -> None:
+    (block,), is_whole = decoded(name).blocks, name == "assign_rows"
+    assert block.ids is not None
+    spec: Any = SimpleNamespace(table_id=block.table_id, schema_hash=block.schema_hash, dim=block.dim)
+    counts = block.statistics.get("counts", np.ones(1, np.uint32))
+    states, num_updates = block.copies.get("states"), block.copies.get("versions", np.ones(1, np.uint32))
+    unique = UniqueIds(block.ids, np.array([0, 1]))
+    rows: Any = block.rows
+    requests = Requests([Request(Op.PUSH, shard=shard) for shard in range(2)])
+    requests.add_change(RowChange(spec, unique, rows, counts, states, num_updates, 1.0, 12, is_whole))
+    head, *columns = example(name)
+    assert bytes(requests.all[1].table) == head[HEADER_BYTES:]
+    assert [bytes(column) for column in requests.all[1].columns] == columns
+    assert requests.all[0].is_empty
 
 
 def test_the_changed_ids_on_the_page_decode() -> None:

@@ -166,8 +166,9 @@ class Requests(Generic[AnyRequest]):
             begin, end = end, end + count
             block = Block(action, spec.table_id, spec.schema_hash, spec.dim, count)
             block.ids, block.rows = unique.ids[begin:end], change.rows[begin:end]
-            block.learning_rate, block.optimizer_step = change.weight, change.optimizer_step
+            block.optimizer_step = change.optimizer_step
             if not change.is_whole:
+                block.learning_rate = change.weight
                 block.statistics = {"counts": change.counts[begin:end]}
             if change.states is not None:
                 block.copies = {"states": change.states[begin:end]}

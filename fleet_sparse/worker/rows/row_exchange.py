@@ -44,7 +44,7 @@ class RowChange(NamedTuple):
     num_updates: NDArray[np.uint32]
     """`(k,)`: number of updates that the changes of states span."""
     weight: float
-    """Weight of the changes of states (`kernels_changes`)."""
+    """Weight of the changes of states (`kernels_changes`); not sent with rows."""
     optimizer_step: int
     """The rule's t of the newest update."""
     is_whole: bool
