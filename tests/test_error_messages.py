@@ -29,7 +29,7 @@ from fleet_sparse import machine_memory
 from fleet_sparse.control_socket import socket_path
 from fleet_sparse.core.dense_spec import Segment
 from fleet_sparse.core.mode import ASYNC, SYNC, Mode
-from fleet_sparse.core.row_bound import RowBound
+from fleet_sparse.core.row_bound import NO_VERSION, RowBound
 from fleet_sparse.core.version import Version
 from fleet_sparse.credentials import Credentials
 from fleet_sparse.errors import (
@@ -118,6 +118,7 @@ from fleet_sparse.worker.net.link_errors import LinkErrors
 from fleet_sparse.worker.net.request import Request
 from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration, Resumption, ShardLink
 from fleet_sparse.worker.rows.row_batch import RowBatch
+from fleet_sparse.worker.rows.row_exchange import RowAsk, RowChange, answer_of
 from support import fake_pservers, saves
 from support.client_calls import pulled, pulled_for, unique_of, update, workers_of
 from support.controls import HeldControl, barrier, registration
@@ -134,6 +135,9 @@ from support.waits import wait_until
 __all__ = ["plugin"]
 
 Provoke = Callable[[Path], object]
+IDS = [1, 2, 3]
+NO_VERSIONS = np.full(len(IDS), NO_VERSION)
+"""Versions of copies of these ids, which there are not."""
 
 
 class Entry(NamedTuple):
@@ -1323,6 +1327,57 @@ def _forgotten(where: Path) -> None:
     request = registration(SGD)
     request.incarnations.append(held.shard.incarnation)  # it has registered, and is not known any more
     held.call(request)
+
+
+@entry(
+    ProtocolError,
+    "shard 0: table 'table': the answer about copies is about 0 ids, should be about 3",
+)
+def _no_answer_about_copies(_: Path) -> None:
+    with cluster_of(1) as cluster:
+        answer_of(RowAsk(cluster.table, unique_of(cluster, cluster.table, IDS), NO_VERSIONS), [])
+
+
+@entry(ProtocolError, "shard 0 at pserver:0: table 'table': asks about copies, the job has no row cache")
+def _asks_without_a_cache(_: Path) -> None:
+    with cluster_of(1) as cluster:
+        (client,) = workers_of(cluster, 1)
+        ask = RowAsk(cluster.table, unique_of(cluster, cluster.table, IDS), NO_VERSIONS)
+        client.start_pull([], step=1, asks=[ask]).wait()
+
+
+def send_change(num_states: int = 0, **fields: Any) -> None:
+    """Has one of two workers send a change of rows of a table of SGD."""
+    with cluster_of(1) as cluster:
+        client, _ = workers_of(cluster, 2, mode=Mode(ASYNC, row_bound=RowBound(lag=10)))
+        shape = len(IDS), cluster.table.dim
+        states = np.ones((shape[0], num_states, shape[1]), np.float32) if num_states else None
+        ones = np.ones(len(IDS), np.uint32)
+        rows, unique = np.ones(shape, np.float32), unique_of(cluster, cluster.table, IDS)
+        change = RowChange(cluster.table, unique, rows, ones, states, ones, 1.0, 1, is_whole=False)
+        client.start_changes([change._replace(**fields)])
+        client.flush()
+
+
+@entry(
+    ProtocolError,
+    "shard 0 at pserver:0: table 'table': some counts of changes are 0, should be at least 1",
+)
+def _changes_of_no_update(_: Path) -> None:
+    send_change(counts=np.zeros(len(IDS), np.uint32))
+
+
+@entry(ProtocolError, "shard 0 at pserver:0: table 'table': states are (3, 1, 4), should be (3, 0, 4)")
+def _states_of_another_size(_: Path) -> None:
+    send_change(num_states=1)
+
+
+@entry(
+    ProtocolError,
+    "shard 0 at pserver:0: table 'table': rows are assigned in a job of 2 workers, should be one",
+)
+def _assigned_rows(_: Path) -> None:
+    send_change(is_whole=True)
 
 
 # Leases and logs
