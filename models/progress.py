@@ -23,9 +23,17 @@ WINDOW_STEPS = 50
 
 
 def cache_figures(row_cache: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the hit rate and the bytes saved of all tables in `fleet_sparse.stats()["row_cache"]`, as text."""
-    reads, hits, num_bytes = (sum(each[key] for each in row_cache.values()) for key in ("reads", "hits", "bytes_saved"))
-    return f"{hits / max(reads, 1):.1%} hits, {num_bytes / 1e6:,.1f} MB saved"
+    """Returns what the caches of all tables in `fleet_sparse.stats()["row_cache"]` hit and saved, as text."""
+    keys = ("reads", "hits", "refreshed", "bytes_saved", "bytes_without")
+    reads, hits, refreshed, saved, without = (sum(each[key] for each in row_cache.values()) for key in keys)
+    return (
+        f"{_percent(hits, reads)} hits, {_percent(refreshed, hits)} of them refreshed; "
+        f"{saved / 1e6:,.1f} of {without / 1e6:,.1f} MB saved ({_percent(saved, without)})"
+    )
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{round(100 * part / max(whole, 1))} %"
 
 
 class _Step(NamedTuple):

@@ -41,9 +41,12 @@ def stats() -> dict[str, Any]:
         `bytes_pulled`, `bytes_pushed`, `rows_pulled`, `rows_pushed`: of this worker since `init_worker`;
         `row_cache`: of this worker's row caches, one dict per table with `rows` and `bytes` of its copies, `held` (rows
         with updates that the pservers do not have), and, counting rows, `reads`, `hits`, `checks` (hits that asked the
-        pservers), `refreshed`, `entered`, `left`; `bytes_saved` against no cache; and `lags`: by pserver, how many
-        copies lacked 0, 1, 2 to 3, 4 to 7 … updates of the others when they were refreshed, without the zeros at the
-        end (with `max_row_drift`, units of its 4096th part, in which own gradients that went as such count, too).
+        pservers), `refreshed`, `entered`, `left`; `bytes_saved` against no cache, too large by those of the updates
+        that are held now, which are sent later; `bytes_without`, what no cache would have sent and received; and
+        `lags`: by pserver, how many copies lacked 0, 1, 2 to 3, 4 to 7 … updates of the others when they were
+        refreshed, without the zeros at the end. With `max_row_drift` these are units of its 4096th part, in which own
+        gradients that went as such count, too: the number at place 12, counted from 0, is of copies that lacked half
+        of the bound or more, at place 13 all of it or more.
 
     Raises:
         FleetSparseError: Before `fleet.init_worker()`, or a push failed.
@@ -80,6 +83,7 @@ def stats() -> dict[str, Any]:
                 "entered": cache.counters.entered,
                 "left": cache.counters.left,
                 "bytes_saved": cache.bytes_saved,
+                "bytes_without": cache.bytes_without,
                 "lags": [_without_zeros_at_end(of_pserver) for of_pserver in cache.lags],
             }
             for table, cache in connection.cache_stats().items()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -30,9 +31,13 @@ def test_a_log_gets_a_line_at_the_end() -> None:
 
 def test_a_line_has_the_hit_rate_and_the_bytes_of_row_caches() -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
-    table = {"reads": 30, "hits": 20, "bytes_saved": 1_500_000}
-    shown(1, console, {"a": table, "b": {"reads": 10, "hits": 10, "bytes_saved": 0}})
-    assert console.file.getvalue().rstrip().endswith("cache 75.0% hits, 1.5 MB saved")  # type: ignore[attr-defined]
+    tables = [
+        {"reads": 30, "hits": 20, "refreshed": 12, "bytes_saved": -1_500_000, "bytes_without": 74_000_000},
+        {"reads": 10, "hits": 10, "refreshed": 0, "bytes_saved": 0, "bytes_without": 1_000_000},
+    ]
+    shown(1, console, {str(number): table for number, table in enumerate(tables)})
+    figures = console.file.getvalue().rpartition("cache ")[2]  # type: ignore[attr-defined]
+    assert list(map(float, re.findall(r"-?[\d.]+", figures))) == [75, 40, -1.5, 75, -2]
 
 
 def test_a_log_gets_lines_in_between_when_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,21 @@ class CacheStats(NamedTuple):
     """Number of rows with updates that the pservers do not have."""
     counters: Counters
     bytes_saved: int
-    """Bytes of ids, rows, gradients and states that were not sent and received, against no cache; negative if more."""
+    """Bytes of ids, rows, gradients and states that were not sent and received, against no cache; negative if more.
+
+    Those of the updates of a held row count as saved until they are sent, so that it is too large while rows are held.
+    """
+    bytes_without: int
+    """Bytes of ids, rows and gradients that no cache would have sent and received.
+
+    16 + 8 dim for each distinct row of a step, less with `FLEET_SPARSE_ROWS_DTYPE`.
+    """
     lags: tuple[tuple[int, ...], ...]
-    """`NUM_LAG_CLASSES` numbers for each pserver: how many copies it refreshed that lagged as `lag_class` says."""
+    """`NUM_LAG_CLASSES` numbers for each pserver: how many copies it refreshed, by what they lacked (`lag_class`).
+
+    Class 0 lacked nothing, class `i` at least `2 ** (i - 1)` and less than `2 ** i`: updates of the other workers or,
+    with a bound in distance D, units of `D / 4096`: class 12 is then from half of D on, and class 13 from D on.
+    """
 
 
 class Lookup(NamedTuple):
@@ -81,7 +93,7 @@ class TableExchange:
         self._deduplicator = deduplicator
         self._is_alone = is_alone
         self._reads: OrderedDict[int, _Read] = OrderedDict()  # by identity of their ids, in their order
-        self._num_saved_bytes = 0
+        self._num_saved_bytes = self._num_plain_bytes = 0
         # Of an id and a row as without a cache.
         self._plain_bytes = ID_BYTES + client.rows_dtype.in_frames.itemsize * table.spec.dim
         self._lags = np.zeros((client.num_shards, NUM_LAG_CLASSES), np.int64)
@@ -90,7 +102,8 @@ class TableExchange:
         """Returns what the cache holds and did."""
         table = self.table
         return CacheStats(
-            *(table.num_rows, table.num_bytes, table.num_held, table.counters, self._num_saved_bytes),
+            *(table.num_rows, table.num_bytes, table.num_held, table.counters),
+            *(self._num_saved_bytes, self._num_plain_bytes),
             tuple(map(tuple, self._lags.tolist())),
         )
 
@@ -154,6 +167,7 @@ class TableExchange:
         if len(self._reads) > _MAX_READS:
             self._reads.popitem(last=False)
         num_pulled = len(lookup.places) + lookup.num_early
+        self._num_plain_bytes += len(plan.ids) * self._plain_bytes
         self._num_saved_bytes += (len(plan.ids) - num_pulled) * self._plain_bytes
 
     def _count(self, lookup: Lookup, answer: Answer) -> None:
@@ -206,6 +220,7 @@ class TableExchange:
             optimizer_step: The update rule's t.
             num_updated: Number of rows of which this step has gradients.
         """
+        self._num_plain_bytes += num_updated * self._plain_bytes
         self._num_saved_bytes += (num_updated - len(outgoing.as_gradients)) * self._plain_bytes
         for changes in outgoing.changes:
             row_bytes = ID_BYTES + FLOAT_BYTES * self.spec.dim + COUNT_BYTES

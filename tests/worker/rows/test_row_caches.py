@@ -347,6 +347,19 @@ def test_statistics_count_what_the_caches_did() -> None:
         assert stats.held == caches.num_held > 0
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_bytes_without_a_cache_are_both_ways_of_each_row(num_workers: int, looks_ahead: bool) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "sync", LOOSE, num_workers, 3, looks_ahead=looks_ahead)
+        for _ in range(30):
+            job.step()
+        caches = job.workers[0].caches
+        assert caches is not None
+        stats = caches.stats()[job.spec.name]
+        assert stats.bytes_without == stats.counters.read * (16 + 8 * job.spec.dim) > stats.bytes_saved
+
+
 def test_tables_whose_pushes_carry_statistics_are_not_cached() -> None:
     plain = TableSpec(name="C1", dim=4, rule="adagrad", initializer=constant(0.0))
     assert is_cached(plain)
