@@ -22,6 +22,7 @@ from .optimizer_config import OptimizerConfig
 logger = logging.getLogger(__name__)
 
 _WHERE = "PserverStrategy.row_cache"
+_LAG_PER_WORKER = 10  # from which on a bound in updates saves something
 
 
 class RowCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +155,19 @@ def cache_job(row_cache: RowCache, mode: Mode, num_workers: int) -> CacheJob:
     )
 
 
+def _warn_of_small_lag(mode: Mode, num_workers: int) -> None:
+    """Warns if several workers can hold no update within a bound in updates (docs/consistency.md, Row lag)."""
+    assert mode.row_bound is not None, "the mode has a bound"
+    lag = mode.row_bound.lag
+    least = 3 * num_workers - 4  # where `RowBound.max_held` begins
+    if lag is not None and lag < least:
+        logger.warning(
+            "PserverStrategy.max_row_lag: is %d with %d workers, and no update can be held back below %d. Write at "
+            "least %d",
+            *(lag, num_workers, least, _LAG_PER_WORKER * num_workers),
+        )
+
+
 def _check_share(share: float | None, lag: int | None) -> None:
     """Refuses a share that has no meaning, or nothing to be a share of. The default one counts as not given."""
     if share is None or (share == DEFAULT_SHARE and type(share) is float):
@@ -223,6 +237,7 @@ def check_row_cache(
     elif RULES[config.rule].merge is None:
         reason, is_of_job = f"updates of rule {config.rule!r} cannot be merged", False
     else:
+        _warn_of_small_lag(mode, num_workers)
         return row_cache
     if row_cache.hold_back is not None:
         raise PlanError(f"RowCache.hold_back: is {row_cache.hold_back}, and {reason}. Write 0, or leave it out")

@@ -206,6 +206,24 @@ def test_updates_of_rows_that_travel_rounded_are_not_held_back(monkeypatch, capl
         minimize_for(num_workers, max_row_lag=100, row_cache=fleet_sparse.RowCache(hold_back=3))
 
 
+@pytest.mark.parametrize(("num_workers", "lag", "is_warned_of"), [(2, 1, True), (2, 2, False), (8, 19, True)])
+def test_lag_that_lets_nothing_be_held_back_is_warned_of(caplog, num_workers, lag, is_warned_of):
+    minimize_for(num_workers, max_row_lag=lag)
+    found = [record.args for record in caplog.records if record.name == LOGGER and record.levelname == "WARNING"]
+    assert found == [(lag, num_workers, 3 * num_workers - 4, 10 * num_workers)] * is_warned_of
+    assert is_warned_of == (not RowBound(lag).max_held(np.array([0], np.uint32), num_workers)[0])
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "options"),
+    [(1, {"max_row_lag": 1}), (8, {"max_row_lag": 1, "row_cache": fleet_sparse.RowCache(hold_back=0)})],
+    ids=["one worker", "none is held"],
+)
+def test_small_lag_is_not_warned_of_where_it_matters_not(caplog, num_workers, options):
+    minimize_for(num_workers, **options)
+    assert not [record for record in caplog.records if record.name == LOGGER and record.levelname == "WARNING"]
+
+
 def test_cache_that_is_larger_than_free_memory_is_refused():
     with pytest.raises(PlanError, match="max_bytes"):
         minimize_for(2, max_row_lag=100, row_cache=fleet_sparse.RowCache(max_bytes=1 << 60))
