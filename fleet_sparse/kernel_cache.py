@@ -65,14 +65,19 @@ class KernelCache(FunctionCache):  # type: ignore[misc]  # Numba has no types
         home: Directory in which the code was found or to which it was written; None before, and if it cannot be
             written.
 
+    Args:
+        function: The kernel's function.
+        on_miss: Called when no directory has the code, before it is compiled.
+
     Raises:
         RuntimeError: The function's source is not a file.
     """
 
     _impl_class = _CacheImpl
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, on_miss: Callable[[], object] = lambda: None) -> None:
         super().__init__(function)
+        self._on_miss = on_miss
         self.home: Path | None = None
         self.directories = _directories(function, self._impl.locator)
         stamp = (self._impl.locator.get_source_stamp(), _digest_of_core())
@@ -90,6 +95,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]  # Numba has no types
             if found is not None:
                 self.home = directory.path
                 return found
+        self._on_miss()
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -104,10 +110,13 @@ class KernelCache(FunctionCache):  # type: ignore[misc]  # Numba has no types
                 self.directories = [*before, directory._replace(refusal=error.strerror or str(error))]
 
 
-def open_cache(function: Callable[..., Any]) -> KernelCache | None:
-    """Returns the cache of a kernel's function; None if its source is not a file or the kernels check bounds."""
+def open_cache(function: Callable[..., Any], on_miss: Callable[[], object] = lambda: None) -> KernelCache | None:
+    """Returns the cache of a kernel's function; None if its source is not a file or the kernels check bounds.
+
+    `on_miss` is called before code is compiled that a cache does not have.
+    """
     try:
-        return KernelCache(function) if IS_CACHED else None
+        return KernelCache(function, on_miss) if IS_CACHED else None
     except RuntimeError:
         return None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Importing a module registers its kernels.
 from fleet_sparse.core import (  # noqa: F401
@@ -33,7 +33,7 @@ from fleet_sparse.core import (  # noqa: F401
     kernels_sketch,
     rules,
 )
-from fleet_sparse.core.jit import compile_kernels
+from fleet_sparse.core.jit import compile_kernels, num_to_compile
 from fleet_sparse.kernel_cache import IS_CACHED, KernelCache, open_cache
 from fleet_sparse.wire import kernels_answer  # noqa: F401  # as above
 
@@ -75,9 +75,17 @@ def warm_up(*, trains: bool = True, on_progress: Callable[[], object] = lambda: 
     It takes a second or less with a filled cache and ten without. Every process calls it before it serves or trains:
     a kernel that is called without is compiled by that call, and is not cached.
     """
+
+    @cache  # logs it once
+    def announce() -> None:
+        _log.info(
+            "compiling up to %d kernels, once for this machine and version: half a minute, or more on a busy machine",
+            num_to_compile(),
+        )
+
     begun_at = time.monotonic()
     compiled = []
-    for kernel in ready_kernels(trains=trains):
+    for kernel in ready_kernels(trains=trains, on_miss=announce):
         on_progress()
         if not kernel.is_found:
             compiled.append(kernel.cache)
@@ -108,12 +116,22 @@ def without_linear_algebra() -> Iterator[None]:
             del sys.modules[_LINEAR_ALGEBRA]
 
 
-def ready_kernels(*, trains: bool = True) -> Iterator[ReadyKernel]:
-    """Compiles or loads every kernel that is not ready yet, one at a time; `trains` as in `warm_up`."""
+def ready_kernels(*, trains: bool = True, on_miss: Callable[[], object] = lambda: None) -> Iterator[ReadyKernel]:
+    """Compiles or loads every kernel that is not ready yet, one at a time.
+
+    `trains` is as in `warm_up`; `on_miss` is called before each that is compiled.
+    """
+
+    def opened(function: Callable[..., Any]) -> KernelCache | None:
+        found = open_cache(function, on_miss)
+        if found is None:
+            on_miss()
+        return found
+
     if trains:
         for name in _OF_WORKERS:
             import_module(name)  # registers its kernels
-    for name, is_found, kernel_cache in compile_kernels(open_cache):
+    for name, is_found, kernel_cache in compile_kernels(opened):
         if IS_CACHED and (kernel_cache is None or kernel_cache.home is None):
             _warn_once()
         yield ReadyKernel(name, is_found, kernel_cache)
