@@ -36,7 +36,9 @@ class CapacityPlan(NamedTuple):
     @property
     def limit(self) -> Limit:
         """The limit that keeps the job from being faster, or from running."""
-        return limit_of(self.job, self.times) if self.fits else Limit.memory
+        if not self.fits:
+            return Limit.memory
+        return limit_of(self.job, self.machines, self.times, self.num_pservers)
 
     @property
     def num_machines(self) -> int:

@@ -68,32 +68,34 @@ def step_s_of(job: PlannedJob, machines: Machines, times: Times, num_pservers: i
     It is the path of one worker, or the busiest resource of a pserver if that takes longer. Workers in step wait for
     the pservers' work for all of them; others only for their own.
     """
-    own_s = times.program + times.slowest + times.client + times.latency
-    if job.is_in_step:
-        path_s = own_s + max(times.worker_network + times.pserver_cpu, times.pserver_network)
-    else:
-        path_s = own_s + times.worker_network + times.pserver_cpu / job.workers
-    step_s = max(path_s, times.pserver_cpu, times.pserver_io, times.pserver_network)
-    if machines.shared_cores:
-        workers_s = job.workers * (times.program + times.client)
-        pservers_s = num_pservers * (times.pserver_cpu + times.pserver_io)
-        step_s = max(step_s, (workers_s + pservers_s) / machines.shared_cores)
-    return step_s
+    return max(sum(terms.values()) for terms in _bounds(job, machines, times, num_pservers))
 
 
-def limit_of(job: PlannedJob, times: Times) -> Limit:
-    """Returns the largest term of a step."""
-    terms = {
+def limit_of(job: PlannedJob, machines: Machines, times: Times, num_pservers: int) -> Limit:
+    """Returns the largest term of what a step takes as long as: of a worker's path, or a resource of a pserver."""
+    terms = max(_bounds(job, machines, times, num_pservers), key=lambda terms: sum(terms.values()))
+    return max(terms, key=terms.__getitem__)
+
+
+def _bounds(job: PlannedJob, machines: Machines, times: Times, num_pservers: int) -> list[dict[Limit, float]]:
+    """Returns the terms, in seconds, of all sums that a step is no shorter than; the longest one is its time."""
+    path = {
         Limit.worker_compute: times.program + times.client,
         Limit.slowest_worker: times.slowest,
         Limit.latency: times.latency,
-        Limit.worker_network: times.worker_network,
-        Limit.pserver_cpu: max(times.pserver_cpu, times.pserver_io),
-        Limit.pserver_network: times.pserver_network,
     }
-    if job.is_in_step:  # the pserver network runs in parallel with the two, and the longer side counts
-        if times.pserver_network > times.worker_network + times.pserver_cpu:
-            del terms[Limit.worker_network], terms[Limit.pserver_cpu]
-        else:
-            del terms[Limit.pserver_network]
-    return max(terms, key=terms.__getitem__)
+    if not job.is_in_step:
+        path |= {Limit.worker_network: times.worker_network, Limit.pserver_cpu: times.pserver_cpu / job.workers}
+    elif times.pserver_network > times.worker_network + times.pserver_cpu:  # they run in parallel
+        path |= {Limit.pserver_network: times.pserver_network}
+    else:
+        path |= {Limit.worker_network: times.worker_network, Limit.pserver_cpu: times.pserver_cpu}
+    pserver_cpu_s = max(times.pserver_cpu, times.pserver_io)
+    bounds = [path, {Limit.pserver_cpu: pserver_cpu_s}, {Limit.pserver_network: times.pserver_network}]
+    if machines.shared_cores:
+        cpu = {
+            Limit.worker_compute: job.workers * (times.program + times.client),
+            Limit.pserver_cpu: num_pservers * (times.pserver_cpu + times.pserver_io),
+        }
+        bounds.append({limit: seconds / machines.shared_cores for limit, seconds in cpu.items()})
+    return bounds

@@ -188,6 +188,15 @@ def test_the_largest_term_is_named_as_the_limit(limit, job, machines) -> None:
     assert plan_on(changed(**job), machines, ROUND, 4).limit is limit
 
 
+def test_a_resource_that_is_hidden_by_a_workers_path_is_no_limit() -> None:
+    """The network of a pserver is busy for longer than each term of a worker, and for less than all of them."""
+    found = plan_on(changed(workers=3), Machines(1e15, 7e9), ROUND, 1)
+    times = found.times
+    longest_s = max(times.program + times.client, times.worker_network, times.pserver_cpu)
+    assert longest_s < times.pserver_network < found.step_s
+    assert found.limit is Limit.worker_compute
+
+
 # The choice of pservers
 
 
