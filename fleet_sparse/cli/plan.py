@@ -156,34 +156,24 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
 
 def _cached(cache: PlannedCache, job: PlannedJob, distinct: str, coefficients: CostCoefficients) -> CachedRows:
     """Returns what of the rows travels with `--cache-rows` and a bound."""
-    if cache.share != DEFAULT_SHARE and not cache.row_lag:
-        raise SettingError(
-            f"plan: --row-lag-share is {cache.share or 0:g} without --row-lag, whose share it is. Leave it out"
-        )
-    if not (cache.rows or cache.row_lag or cache.row_drift or cache.row_step):
-        return NO_CACHE
     kind, _, power = distinct.partition(":")
-    if kind != "zipf" or cache.rows < 1 or (cache.row_lag > 0) == (cache.row_drift > 0):
+    _check_bound(cache)
+    if not cache.rows:
+        return NO_CACHE
+    if kind != "zipf":
         raise SettingError(
-            f"plan: --cache-rows is {cache.rows}, --row-lag is {cache.row_lag}, --row-drift is {cache.row_drift:g} and "
-            f"--distinct is {distinct!r}; should be a number of rows, one bound above 0, and zipf:{_ZIPF}, which says "
+            f"plan: --distinct is {distinct!r} with --cache-rows, should be zipf:{_ZIPF}, or another power: it says "
             "how often a row is used"
         )
-    if (
-        not 0 <= cache.row_drift < math.inf
-        or not 0 <= cache.row_step < math.inf
-        or ((cache.row_drift > 0) != (cache.row_step > 0))
-    ):
-        raise SettingError(
-            f"plan: --row-drift is {cache.row_drift:g} and --row-step is {cache.row_step:g}, should be both above 0 "
-            "or left out; a row's step is about the learning rate with Adam, and less with Adagrad the older the row is"
-        )
-    if not 0 < (cache.share or 1) <= 1:
-        raise SettingError(f"plan: --row-lag-share is {cache.share:g}, should be 0, or a share of at most 1")
     if cache.steps < 1:
         raise SettingError(f"plan: --cache-steps is {cache.steps}, should be at least 1")
     if job.batch < 1 or job.workers < 1 or not 1 <= job.fields <= job.rows or job.rule not in coefficients.num_states:
         return NO_CACHE  # the model refuses these by name
+    if cache.rows > job.rows:
+        raise SettingError(
+            f"plan: --cache-rows is {cache.rows:,}, should be at most the {job.rows:,} of --rows: each worker caches "
+            "that many of them"
+        )
     return cached_rows_of(
         cache,
         rows=job.rows,
@@ -194,6 +184,38 @@ def _cached(cache: PlannedCache, job: PlannedJob, distinct: str, coefficients: C
         is_sync=job.mode == SYNC,
         num_states=coefficients.num_states[job.rule],
     )
+
+
+def _check_bound(cache: PlannedCache) -> None:
+    """Checks the bound on what cached rows may lack, and that it comes with a cache, and a cache with it."""
+    for name, value in (("--row-drift", cache.row_drift), ("--row-step", cache.row_step)):
+        if not 0 <= value < math.inf:
+            raise SettingError(f"plan: {name} is {value:g}, should be above 0 and finite, or left out")
+    if cache.row_lag and cache.row_drift:
+        raise SettingError(
+            f"plan: --row-lag is {cache.row_lag} and --row-drift is {cache.row_drift:g}, and rows have one bound. "
+            "Leave one of both out"
+        )
+    if bool(cache.row_drift) != bool(cache.row_step):
+        raise SettingError(
+            f"plan: --row-drift is {cache.row_drift:g} and --row-step is {cache.row_step:g}, should be both above 0 "
+            "or left out; a row's step is about the learning rate with Adam, and less with Adagrad the older the row is"
+        )
+    if cache.share != DEFAULT_SHARE and not cache.row_lag:
+        raise SettingError(
+            f"plan: --row-lag-share is {cache.share or 0:g} without --row-lag, whose share it is. Leave it out"
+        )
+    if not 0 < (cache.share or 1) <= 1:
+        raise SettingError(f"plan: --row-lag-share is {cache.share:g}, should be 0, or a share of at most 1")
+    has_bound = bool(cache.row_lag or cache.row_drift)
+    if cache.rows and not has_bound:
+        raise SettingError(
+            f"plan: --cache-rows is {cache.rows:,} without a bound on what its rows may lack. Write --row-lag 100, or "
+            "--row-drift and --row-step, too"
+        )
+    if has_bound and not cache.rows:
+        bound = f"--row-lag is {cache.row_lag}" if cache.row_lag else f"--row-drift is {cache.row_drift:g}"
+        raise SettingError(f"plan: {bound} without a row cache. Write --cache-rows 1M, too, or leave it out")
 
 
 def _compare(found: CapacityPlan, without: CapacityPlan) -> None:
@@ -248,6 +270,12 @@ def _show(found: CapacityPlan, coefficients: CostCoefficients, *, is_chosen: boo
         console.print(
             "sync: the terms add up to the step, except that the pserver network runs in parallel with the worker "
             "network and the data thread, and the other threads with the data thread; the longer side counts.",
+            **AS_IS,
+        )
+    else:
+        console.print(
+            "A step is the sum of the worker's terms and its part of the data thread, or what a pserver is busy for "
+            "all workers if that is longer; the limit is the largest term of the longer one.",
             **AS_IS,
         )
     console.print(_sweep(found, coefficients))

@@ -187,19 +187,22 @@ def test_row_cache_takes_a_share_of_a_quarter() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        ["--cache-rows", "1k", "--distinct", "zipf"],
-        ["--row-lag", "5", "--distinct", "zipf"],
-        ["--cache-rows", "1k", "--row-lag", "5"],
-        ["--cache-rows", "1k", "--row-lag", "5", "--row-drift", "0.1", "--distinct", "zipf"],
+        ("--cache-rows 1k", "plan: --cache-rows is 1,000 without a bound"),
+        ("--row-lag 5", "plan: --row-lag is 5 without a row cache"),
+        ("--row-drift 0.1 --row-step 0.01", "plan: --row-drift is 0.1 without a row cache"),
+        ("--cache-rows 1k --row-lag 5 --row-drift 0.1", "plan: --row-lag is 5 and --row-drift is 0.1, and"),
+        ("--cache-rows 1k --row-drift -0.1", "plan: --row-drift is -0.1, should be above 0"),
+        ("--cache-rows 1k --row-drift 0.1", "plan: --row-drift is 0.1 and --row-step is 0, should be"),
+        ("--cache-rows 1k --row-lag 5 --distinct 0.7", "plan: --distinct is '0.7' with --cache-rows, should be zipf"),
+        ("--cache-rows 11M --row-lag 5", "plan: --cache-rows is 11,000,000, should be at most the 10,000,000"),
     ],
-    ids=["no bound", "no rows", "no distribution", "two bounds"],
 )
-def test_row_cache_that_is_half_described_is_refused(arguments) -> None:
-    result = run("--rows", "10M", *arguments)
-    assert result.exit_code != 0
-    assert "--cache-rows" in str(result.exception)
+def test_each_mistake_about_a_row_cache_has_its_own_message(arguments, message) -> None:
+    result = run("--rows", "10M", "--distinct", "zipf", *arguments.split())
+    assert isinstance(result.exception, SettingError)
+    assert str(result.exception).startswith(message)
 
 
 @pytest.mark.parametrize(
