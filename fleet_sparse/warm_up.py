@@ -79,7 +79,8 @@ def warm_up(*, trains: bool = True, on_progress: Callable[[], object] = lambda: 
     @cache  # logs it once
     def announce() -> None:
         _log.info(
-            "compiling up to %d kernels, once for this machine and version: half a minute, or more on a busy machine",
+            "compiling up to %d kernels, once for this machine and version; all of them take 10 to 30 s, longer on a "
+            "busy machine",
             num_to_compile(),
         )
 
