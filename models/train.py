@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Console().print(f"test AUC {aucs}, test loss {metrics.test_loss:.6f}", highlight=False)
     if metrics.row_cache:
         figures = cache_figures(metrics.row_cache)
-        Console().print(f"row cache of worker {metrics.worker_index}: {figures}", highlight=False)
+        Console().print(f"row cache of worker {metrics.worker_index}: {figures}", highlight=False, soft_wrap=True)
     if options.metrics is not None:
         metrics.write(options.metrics)
 
