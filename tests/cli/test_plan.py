@@ -169,6 +169,14 @@ def test_row_cache_says_what_it_saves_and_if_it_pays() -> None:
     assert "it does not pay" in run(*arguments, "--dim", "4", "--network-gbit", "1000").output
 
 
+def test_the_plan_that_running_md_shows_answers_what_it_says() -> None:
+    page = " ".join((ROOT / "docs" / "running.md").read_text("utf-8").split())
+    shown = re.search(r"`fleet-sparse plan ([^`]*--cache-rows[^`]*)` answers `([^`]*)`", page)
+    assert shown
+    command, answer = shown.groups()
+    assert answer in " ".join(run(*command.split()).output.split())
+
+
 def test_row_cache_in_json_is_bytes_and_step_with_and_without() -> None:
     bounds = (["--row-lag", "100"], ["--row-drift", "0.06", "--row-step", "0.0006"])
     without = as_json(*CACHED_JOB, "--network-gbit", "1")
