@@ -159,7 +159,7 @@ def _warn_of_small_lag(mode: Mode, num_workers: int) -> None:
     """Warns if several workers can hold no update within a bound in updates (docs/consistency.md, Row lag)."""
     assert mode.row_bound is not None, "the mode has a bound"
     lag = mode.row_bound.lag
-    least = 3 * num_workers - 4  # where `RowBound.max_held` begins
+    least = 3 * num_workers - 4  # where `kernels_row_bound.max_held` begins
     if lag is not None and lag < least:
         logger.warning(
             "PserverStrategy.max_row_lag: is %d with %d workers, and no update can be held back below %d. Write at "

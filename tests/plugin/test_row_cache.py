@@ -20,6 +20,7 @@ from fleet_sparse.plugin.row_cache import cache_job
 from fleet_sparse.plugin.static.minimize import minimize
 from fleet_sparse.plugin.strategy import read_strategy
 from support.programs import DIM, flagged, ids_input, linear, start, weight
+from support.row_bounds import max_held
 
 LOGGER = "fleet_sparse.plugin.row_cache"
 
@@ -211,7 +212,7 @@ def test_lag_that_lets_nothing_be_held_back_is_warned_of(caplog, num_workers, la
     minimize_for(num_workers, max_row_lag=lag)
     found = [record.args for record in caplog.records if record.name == LOGGER and record.levelname == "WARNING"]
     assert found == [(lag, num_workers, 3 * num_workers - 4, 10 * num_workers)] * is_warned_of
-    assert is_warned_of == (not RowBound(lag).max_held(np.array([0], np.uint32), num_workers)[0])
+    assert is_warned_of == (not max_held(RowBound(lag), np.array([0], np.uint32), num_workers)[0])
 
 
 @pytest.mark.parametrize(
