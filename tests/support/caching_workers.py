@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.cache_policies import AGED_LFU, ALL
+from fleet_sparse.core.cache_policies import AGED_LFU, ALL, Admission, CachePolicy
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound
@@ -52,7 +52,8 @@ class Worker:
         *,
         max_rows: int = NUM_IDS,
         min_dim: int = 1,
-        admission: Any = ALL,
+        policy: CachePolicy = AGED_LFU,
+        admission: Admission = ALL,
         max_held: int | None = None,
         merge: Literal["sum", "avg"] | None = None,
         settings: Settings = QUICK,
@@ -64,7 +65,7 @@ class Worker:
         self.caches: RowCaches | None = None
         if mode.row_bound is not None:
             options = RowCache(hold_back=max_held, merge=merge)
-            job = cache_job(options, mode, num_workers)._replace(policy=AGED_LFU, admission=admission)
+            job = cache_job(options, mode, num_workers)._replace(policy=policy, admission=admission)
             tables = {spec.name: spec for spec in specs}
             sizes = {"max_bytes": 1 << 20, "max_rows": max_rows, "min_dim": min_dim}
             self.caches = RowCaches(self.client, self.deduplicator, job, tables, **sizes)
@@ -73,6 +74,11 @@ class Worker:
     def batch(self, spec: TableSpec, ids: NDArray[np.int64]) -> RowBatch:
         unique, _ = self.deduplicator.unique([ids], spec.salt)
         return RowBatch(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32))
+
+    def have_copies(self, spec: TableSpec, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        if self.caches is None or self.caches._tables is None:
+            return np.zeros(len(ids), bool)
+        return self.caches._tables[spec.name].table._index.find(ids) >= 0
 
     def read(self, spec: TableSpec, ids: NDArray[np.int64]) -> RowBatch:
         """Looks up the rows of a step."""
@@ -146,17 +152,11 @@ class CountingJob(counting_jobs.CountingJob[RowBatch]):
         self.coming[worker] = next_ids, announced
         batch = self.lookups[worker].of(ids, early)[self.spec.name].rows
         found = batch.unique.ids
-        checked = slice(None) if self.is_merged else self._have_copies(worker, found)
+        checked = slice(None) if self.is_merged else self.workers[worker].have_copies(self.spec, found)
         self.workers[worker].training.prefetch([batch], early, announced)
         self.updates.check_own(worker, found, batch.values)
         self.updates.check_others(found[checked], batch.values[checked])
         return batch
-
-    def _have_copies(self, worker: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        caches = self.workers[worker].caches
-        if caches is None or caches._tables is None:
-            return np.zeros(len(ids), bool)
-        return caches._tables[self.spec.name].table._index.find(ids) >= 0
 
     def update(self, worker: int, batch: RowBatch) -> None:
         self.workers[worker].update(batch, self.updates.grads(worker, len(batch.unique.ids)))

@@ -27,7 +27,9 @@ from support.counted_updates import NUM_IDS, CountedUpdates
 from support.counting_jobs import CachedCounting
 from support.cow_views import all_rows
 
-BOUNDS = st.builds(RowBound, st.integers(1, 120), st.none() | st.sampled_from([0.25, 0.5]))
+BOUNDS = st.builds(RowBound, st.integers(1, 120), st.none() | st.sampled_from([0.25, 0.5])) | st.builds(
+    RowBound, drift=st.floats(0.5, 40)
+)
 ADMISSIONS = st.sampled_from([ALL, SECOND, ESTIMATE])
 SEEDS = st.integers(0, 2**32)
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fleet_sparse.core.cache_policies import ALL, ESTIMATE, SECOND, Admission
+from fleet_sparse.core.cache_policies import AGED_LFU, ALL, ESTIMATE, LFU, LRU, SECOND, Admission, CachePolicy
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
 from fleet_sparse.core.initializer import constant, uniform
 from fleet_sparse.core.row_bound import RowBound
@@ -29,11 +29,15 @@ from support.in_process import QUICK
 from support.successive import SuccessiveLookups
 from support.threads import in_threads
 
-BOUNDS = st.builds(RowBound, st.integers(1, 60), st.none() | st.sampled_from([0.25, 0.5]))
+BOUNDS = st.builds(RowBound, st.integers(1, 60), st.none() | st.sampled_from([0.25, 0.5])) | st.builds(
+    RowBound, drift=st.floats(0.5, 40)
+)
+POLICIES = st.sampled_from(
+    [(AGED_LFU, ALL), (AGED_LFU, ESTIMATE), (AGED_LFU, SECOND), (LFU, ESTIMATE), (LRU, ALL), (LRU, SECOND)]
+)
 
 
-@pytest.mark.guarantee("H1")
-@pytest.mark.guarantee("H3")
+@pytest.mark.guarantee("H1", "H2", "H3")
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -210,10 +214,12 @@ def test_workers_of_an_async_job_run_at_their_own_speed() -> None:
 @pytest.mark.guarantee("H3")
 @pytest.mark.parametrize("looks_ahead", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_lost_and_repeated_frames_lose_and_double_no_update(kind: str, looks_ahead: bool) -> None:
+@pytest.mark.parametrize("bound", [LOOSE, RowBound(drift=8)], ids=str)
+def test_lost_and_repeated_frames_lose_and_double_no_update(bound: RowBound, kind: str, looks_ahead: bool) -> None:
     """A request whose reply is lost is sent again."""
     with cluster_of(2) as cluster:
-        job = CountingJob(cluster, kind, LOOSE, 2, 7, looks_ahead=looks_ahead, max_rows=12)
+        options: dict[str, Any] = {"max_rows": 12, "settings": replace(QUICK, retry_s=0.01)}
+        job = CountingJob(cluster, kind, bound, 2, 7, looks_ahead=looks_ahead, **options)
         losses = np.random.default_rng(1)
         for worker in job.workers:
             worker.channel.loses_request = lambda shard: bool(losses.random() < 0.05)
@@ -238,8 +244,7 @@ def test_ids_that_a_float_cannot_tell_apart_are_two_rows(ids: list[int]) -> None
         assert job.workers[1].evaluate(job.spec, both)[:, 0].tolist() == [6.0, 3.0]
 
 
-@pytest.mark.guarantee("H1")
-@pytest.mark.guarantee("H3")
+@pytest.mark.guarantee("H1", "H2", "H3")
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @settings(max_examples=10, deadline=None)
 @given(
@@ -247,7 +252,7 @@ def test_ids_that_a_float_cannot_tell_apart_are_two_rows(ids: list[int]) -> None
     st.integers(2, 5),
     st.integers(1, 3),
     st.integers(1, 24),
-    st.sampled_from([ALL, ESTIMATE]),
+    POLICIES,
     st.sampled_from([None, 0]),
     st.integers(0, 2**32),
 )
@@ -257,13 +262,14 @@ def test_a_copy_looked_up_ahead_lacks_at_most_the_bound(  # what jobs differ in
     num_workers: int,
     num_shards: int,
     max_rows: int,
-    admission: Admission,
+    policies: tuple[CachePolicy, Admission],
     max_held: int | None,
     seed: int,
 ) -> None:
     """In async mode and with a step lag workers run at their own speed."""
     with cluster_of(num_shards) as cluster:
-        options: dict[str, Any] = {"max_held": max_held, "admission": admission, "max_rows": max_rows}
+        options: dict[str, Any] = {"max_held": max_held, "max_rows": max_rows}
+        options["policy"], options["admission"] = policies
         job = CountingJob(cluster, kind, bound, num_workers, seed, looks_ahead=True, **options)
         for _ in range(2):
             if job.is_merged:
@@ -308,16 +314,17 @@ def test_a_row_enters_with_all_updates_made_since_it_was_read(num_workers: int, 
 @given(
     st.integers(1, 2),
     st.sampled_from([None, 0]),
-    st.sampled_from([ALL, SECOND, ESTIMATE]),
+    POLICIES,
     st.integers(1, 24),
     st.integers(0, 2**32),
 )
 def test_own_updates_are_all_there_once(
-    num_workers: int, max_held: int | None, admission: Any, max_rows: int, seed: int
+    num_workers: int, max_held: int | None, policies: tuple[CachePolicy, Admission], max_rows: int, seed: int
 ) -> None:
     """Batches overlap, as those of threads that train."""
     with cluster_of(2) as cluster:
-        options: dict[str, Any] = {"max_held": max_held, "admission": admission, "max_rows": max_rows}
+        options: dict[str, Any] = {"max_held": max_held, "max_rows": max_rows}
+        options["policy"], options["admission"] = policies
         job = CountingJob(cluster, "async", LOOSE, num_workers, seed, **options)
         begun: list[tuple[int, RowBatch]] = []
         for _ in range(120):
@@ -389,7 +396,7 @@ def test_gradients_that_cancel_out_leave_a_row_within_the_drift(kind: str, max_h
     ("kind", "looks_ahead", "merge"),
     [
         *((kind, False, None) for kind in ALL_KINDS),
-        *((kind, True, None) for kind in ("sync", "sync avg")),
+        *((kind, True, None) for kind in ALL_KINDS),
         ("sync", False, "avg"),
         ("async", False, "avg"),
     ],
@@ -397,7 +404,7 @@ def test_gradients_that_cancel_out_leave_a_row_within_the_drift(kind: str, max_h
 def test_a_row_of_any_mean_and_rule_is_off_by_at_most_the_drift(
     kind: str, looks_ahead: bool, merge: Literal["avg"] | None, rule: str, max_held: int | None
 ) -> None:
-    """Off from the rows of the pservers with what all workers hold."""
+    """Off from the rows of the pservers with what all workers hold. Rows that are pulled early may be older."""
     drift, rate = 0.1, 1.0 if rule == "sgd" else 0.02
     spec, rng = TableSpec(name="C1", dim=3, rule=rule, initializer=constant(0.0)), np.random.default_rng(4)
 
@@ -425,8 +432,10 @@ def test_a_row_of_any_mean_and_rule_is_off_by_at_most_the_drift(
                 announced = lookups[index].announce(next_ids, ids) if looks_ahead else None
                 coming[index] = next_ids, announced
                 batch = lookups[index].of(ids, early)[spec.name].rows
+                is_checked = worker.have_copies(spec, batch.unique.ids) | (not looks_ahead or kind.startswith("sync"))
                 worker.training.prefetch([batch], early, announced)
-                assert np.abs(batch.values - made[batch.unique.ids]).max() <= drift * (1 + 1e-3)
+                off = np.abs(batch.values - made[batch.unique.ids])[is_checked]
+                assert off.max(initial=0) <= drift * (1 + 1e-3)
                 batches.append(batch)
             for worker, batch in zip(workers, batches, strict=True):
                 worker.update(batch, rng.normal(0, 0.03, batch.values.shape).astype(np.float32), rate)
