@@ -17,6 +17,7 @@ from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.errors import PushRefused
 from fleet_sparse.worker.modes import sync_async
+from fleet_sparse.worker.rows.early_rows import EarlyRows
 from support.caching_workers import KINDS, LOOSE, CountingJob, Worker, cluster_of, mode_of
 from support.counted_updates import EVERY_ID, NUM_IDS
 from support.in_process import QUICK
@@ -25,7 +26,13 @@ from support.threads import in_threads
 
 
 def rows_of_one_worker(
-    rule: str, kind: str, has_cache: bool, *, is_embedded: bool = False, max_held: int | None = None, **options: Any
+    rule: str,
+    kind: str,
+    bound: RowBound | None,
+    *,
+    is_embedded: bool = False,
+    max_held: int | None = None,
+    **options: Any,
 ) -> list[NDArray[np.float32]]:
     """Trains random batches; returns the rows of each, and of evaluations."""
     spec = TableSpec(name="C1", dim=5, rule=rule, initializer=uniform(-0.5, 0.5), seed=3)
@@ -33,7 +40,7 @@ def rows_of_one_worker(
     with cluster_of(2, is_embedded=is_embedded) as cluster:
         for number in range(2):
             cluster.run(number, partial(cluster.shards[number].add_table, spec))
-        mode = mode_of(kind, RowBound(lag=1) if has_cache else None)
+        mode = mode_of(kind, bound)
         worker = Worker(cluster, 0, 1, [spec], mode, max_rows=8, admission=ESTIMATE, max_held=max_held, **options)
         for number in range(60):
             batch = worker.read(spec, rng.choice(NUM_IDS, 6, replace=False).astype(np.int64))
@@ -52,9 +59,15 @@ def rows_of_one_worker(
 @pytest.mark.guarantee("H4")
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam", "momentum", "ftrl"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("is_embedded", [False, True], ids=["frames", "embedded"])
-def test_one_worker_with_a_cache_is_as_without_bit_by_bit(rule: str, kind: str, is_embedded: bool) -> None:
-    with_cache, without = (rows_of_one_worker(rule, kind, each, is_embedded=is_embedded) for each in (True, False))
+@pytest.mark.parametrize(
+    ("bound", "is_embedded"),
+    [(RowBound(lag=1), False), (RowBound(lag=100, share=0.25), True), (RowBound(drift=0.01), False)],
+    ids=["lag, frames", "share, embedded", "drift, frames"],
+)
+def test_one_worker_with_a_cache_is_as_without_bit_by_bit(
+    rule: str, kind: str, bound: RowBound, is_embedded: bool
+) -> None:
+    with_cache, without = (rows_of_one_worker(rule, kind, each, is_embedded=is_embedded) for each in (bound, None))
     for ours, theirs in zip(with_cache, without, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -66,7 +79,7 @@ def test_one_worker_with_a_cache_is_as_without_bit_by_bit(rule: str, kind: str, 
 @pytest.mark.parametrize("is_embedded", [False, True], ids=["frames", "embedded"])
 def test_rounded_rows_of_one_worker_are_as_without_a_cache(rule: str, dtype: Any, kind: str, is_embedded: bool) -> None:
     options: dict[str, Any] = {"max_held": 0, "is_embedded": is_embedded, "settings": replace(QUICK, rows_dtype=dtype)}
-    with_cache, without = (rows_of_one_worker(rule, kind, each, **options) for each in (True, False))
+    with_cache, without = (rows_of_one_worker(rule, kind, each, **options) for each in (RowBound(lag=1), None))
     for ours, theirs in zip(with_cache, without, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -166,18 +179,29 @@ def test_the_only_worker_reads_again_after_a_refused_push(monkeypatch: pytest.Mo
 
 
 @pytest.mark.guarantee("H6")
-def test_two_sync_runs_with_caches_are_equal_bit_by_bit() -> None:
+@pytest.mark.parametrize("bound", [RowBound(lag=20), RowBound(drift=0.3)], ids=["lag", "drift"])
+@pytest.mark.parametrize("kind", ["sync", "sync avg"])
+@pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
+def test_two_sync_runs_with_caches_are_equal_bit_by_bit(kind: str, bound: RowBound, looks_ahead: bool) -> None:
     spec = TableSpec(name="C1", dim=5, rule="adagrad", initializer=uniform(-0.5, 0.5), seed=3)
     runs: list[list[Any]] = []
     for _ in range(2):
         rng, seen = np.random.default_rng(0), []
+        of_steps = [[{spec.name: rng.choice(NUM_IDS, 6, replace=False).tolist()} for _ in range(3)] for _ in range(41)]
         with cluster_of(2) as cluster:
             for number in range(2):
                 cluster.run(number, partial(cluster.shards[number].add_table, spec))
-            mode = mode_of("sync", RowBound(lag=20))
+            mode = mode_of(kind, bound)
             workers = [Worker(cluster, index, 3, [spec], mode, max_rows=12) for index in range(3)]
-            for _ in range(40):
-                batches = [w.read(spec, rng.choice(NUM_IDS, 6, replace=False).astype(np.int64)) for w in workers]
+            lookups = [SuccessiveLookups(worker.deduplicator, [spec]) for worker in workers]
+            early: list[EarlyRows | None] = [None] * 3
+            for ids, next_ids in pairwise(of_steps):
+                batches = []
+                for index, worker in enumerate(workers):
+                    coming = lookups[index].announce(next_ids[index], ids[index]) if looks_ahead else None
+                    batches.append(lookups[index].of(ids[index], early[index])[spec.name].rows)
+                    worker.training.prefetch(batches[-1:], early[index], coming)
+                    early[index] = coming
                 grads = [rng.normal(0, 1, batch.values.shape).astype(np.float32) for batch in batches]
                 order = [int(each) for each in np.random.default_rng().permutation(3)]
                 for index in order:  # whichever worker is faster
