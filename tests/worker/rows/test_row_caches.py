@@ -20,7 +20,8 @@ from fleet_sparse.core.kernels_cache import MAX_SLOTS
 from fleet_sparse.core.kernels_copies import lag_class
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import ErrorCode, ProtocolError, PushRefused, ShardUnavailable
+from fleet_sparse.errors import ErrorCode, LogFull, ProtocolError, PushRefused, ShardUnavailable
+from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Buffer, Frame
@@ -276,6 +277,32 @@ def test_a_step_that_raised_an_earlier_error_is_repeated_once(is_embedded: bool,
         np.testing.assert_array_equal(worker.evaluate(job.spec, ids)[:, 0], 3)
 
 
+@pytest.mark.guarantee("H3")
+def test_a_refused_push_is_lost_with_what_was_due_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seventh update of a row is due. The disk of the log has no room for it."""
+    due, kept, both = np.array([1]), np.array([2]), np.array([1, 2])
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", RowBound(lag=12), 2, 3)
+        worker = job.workers[0]
+        for ids in (due, due, due, kept, kept, due, due, due):
+            worker.update(worker.read(job.spec, ids), job.updates.grads(0, 1))
+        assert worker.evaluate(job.spec, both)[:, 0].tolist() == [6, 2]
+        assert job.workers[1].evaluate(job.spec, both)[:, 0].tolist() == [0, 0]
+        batch = worker.read(job.spec, both)
+
+        def refuse_once(*_: Any, **__: Any) -> None:
+            monkeypatch.undo()
+            raise Refusal(ErrorCode.LOG_FULL, "full")
+
+        monkeypatch.setattr(cluster.shards[0], "commit", refuse_once)
+        worker.update(batch, job.updates.grads(0, 2))
+        with pytest.raises(LogFull):
+            worker.client.flush()
+        assert worker.read(job.spec, both).values[np.argsort(batch.unique.ids), 0].tolist() == [0, 3]
+        worker.training.drain()
+        assert job.workers[1].evaluate(job.spec, both)[:, 0].tolist() == [0, 3]
+
+
 @pytest.mark.parametrize("is_embedded", [False, True])
 @pytest.mark.guarantee("H3")
 def test_a_row_that_left_with_a_lost_push_is_trained(is_embedded: bool) -> None:
@@ -379,6 +406,8 @@ def workers_of_two_tables(
     cluster: InProcessCluster,
     min_dims: tuple[int, int],
     declared: Sequence[TableSpec] = (NARROW, BROAD),
+    *,
+    kind: str = "async",
     **options: Any,
 ) -> list[Worker]:
     """Two workers of a narrow table and a broad one, who cache tables from these dims on.
@@ -388,7 +417,7 @@ def workers_of_two_tables(
     for number, shard in enumerate(cluster.shards):
         for spec in (NARROW, BROAD):
             cluster.run(number, partial(shard.add_table, spec))
-    mode = mode_of("async", LOOSE)
+    mode = mode_of(kind, LOOSE)
     return [
         Worker(cluster, index, 2, list(declared), mode, min_dim=min_dim, **options)
         for index, min_dim in enumerate(min_dims)
@@ -411,6 +440,29 @@ def test_a_table_that_is_not_cached_has_what_others_pushed() -> None:
         for worker in (own, other, other):
             update_with_ones(worker, ids)
         np.testing.assert_array_equal(own.read(NARROW, ids).values, -3)
+
+
+@pytest.mark.guarantee("H6")
+def test_in_sync_all_but_cached_rows_have_every_step() -> None:
+    ids, values, num_lacked = np.arange(6), np.zeros((2, 10), np.float32), 0
+    with cluster_of(2) as cluster:
+        workers = workers_of_two_tables(cluster, (2, 2), kind="sync")
+        workers[0].client.assign_dense(cluster.dense, np.zeros(10, np.float32))
+        for number in range(12):
+            of_workers = [[worker.batch(spec, ids) for spec in (NARROW, BROAD)] for worker in workers]
+            for worker, batches in zip(workers, of_workers, strict=True):
+                worker.training.prefetch(batches)
+                np.testing.assert_array_equal(batches[0].values, -2 * number)
+                num_lacked += int((batches[1].values != -2 * number).sum())
+
+            def update(index: int, batches: list[RowBatch]) -> None:
+                grads = [each._replace(values=np.ones_like(each.values), learning_rate=1.0) for each in batches]
+                dense = DenseUpdate(cluster.dense, np.ones(10, np.float32), [values[index]], 1.0)
+                workers[index].training.update(grads, [dense], 1.0)
+
+            in_threads(*(partial(update, index, batches) for index, batches in enumerate(of_workers)))
+            np.testing.assert_array_equal(values, np.tile([-2 * number - 2] * 7 + [-4 * number - 4] * 3, (2, 1)))
+    assert num_lacked > 0
 
 
 def test_stats_have_the_tables_that_are_cached() -> None:
