@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from typing import Any, Literal
 
 import numpy as np
@@ -447,7 +448,7 @@ def test_a_row_of_any_mean_and_rule_is_off_by_at_most_the_drift(
         assert num_hits > 100
 
 
-def on_pservers(worker: Worker, spec: TableSpec, step: int) -> NDArray[np.float32]:
+def on_pservers(worker: Worker, spec: TableSpec, step: int = 0) -> NDArray[np.float32]:
     """The rows of all ids without what a worker holds."""
     batch = worker.batch(spec, EVERY_ID)
     worker.client.pull([batch], step=step if worker.counts_steps else 0)
@@ -473,6 +474,90 @@ def test_repeated_ids_of_a_batch_are_one_update_of_their_copy(kind: str) -> None
         assert (counters.read, counters.hit > 30) == (40, True)
         job.meet()
         np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("lag", [1, 6])
+def test_a_row_pushed_and_refreshed_at_once_has_each_update_once(lag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With look-ahead a step is one message to each shard, which pushes the rows and asks about their copies."""
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "sync", RowBound(lag=lag), 2, 0, looks_ahead=True)
+        monkeypatch.setattr(job.updates, "batch", lambda: EVERY_ID)
+        job.in_steps(4)
+        caches, num_sent = job.workers[0].caches, sum(job.workers[0].channel.num_sent)
+        assert caches is not None
+        before = caches.stats()[job.spec.name].counters
+        job.in_steps(24)
+        counters = caches.stats()[job.spec.name].counters
+        assert counters.refreshed - before.refreshed >= 6 * NUM_IDS
+        assert sum(job.workers[0].channel.num_sent) - num_sent == 24 * 2
+        job.meet()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_shards_without_ids_in_a_step_lose_no_update(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster_of(3) as cluster:
+        job = CountingJob(cluster, kind, LOOSE, 2, 3)
+        shards = cluster.placement.shard_of(EVERY_ID, job.spec.salt)
+        batches = cycle([EVERY_ID[shards == shard] for shard in (0, 0, 0, 1, 1, 2, 2, 2, 3)])
+        monkeypatch.setattr(job.updates, "batch", lambda: next(batches))
+        job.in_steps(30)
+        job.meet()
+        assert (job.num_made >= 7).all()
+        np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_rows_that_hold_updates_leave_in_the_order_of_use(num_workers: int) -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, num_workers, 3, max_rows=4, policy=LRU)
+        assert set(cluster.placement.shard_of(EVERY_ID[:4], job.spec.salt).tolist()) == {0, 1}
+        worker, order = job.workers[0], [2, 0, 3, 1]
+        for id_ in (*EVERY_ID[:4], *order):
+            job.update(0, worker.read(job.spec, np.array([id_])))
+        for number in range(5):
+            np.testing.assert_array_equal(on_pservers(worker, job.spec)[order, 0], [2] * number + [0] * (4 - number))
+            job.update(0, worker.read(job.spec, EVERY_ID[4 + number : 5 + number]))
+
+
+@pytest.mark.guarantee("H6")
+@pytest.mark.guarantee("A4")
+@pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_rows_without_a_copy_have_what_was_pushed(
+    kind: str, looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that enter, too. With look-ahead, where others go on, what was pushed when the step before began.
+
+    With a step lag they have besides all pushes of the steps up to the one before the last.
+    """
+    with cluster_of(2) as cluster:
+        bound, policies = RowBound(lag=40), {"max_held": 0, "admission": SECOND}
+        job = CountingJob(cluster, kind, bound, 3, 5, looks_ahead=looks_ahead, max_rows=4, **policies)
+        pushed, read, num_checked = [job.num_made.copy()] * 3, job.read, 0
+
+        def checked(index: int) -> RowBatch:
+            nonlocal num_checked
+            is_plain = ~job.workers[index].have_copies(job.spec, EVERY_ID)
+            before, pushed[index] = pushed[index], job.num_made.copy()
+            batch = read(index)
+            has_all = np.full(3, job.is_merged or not looks_ahead)
+            if kind == "lag":
+                has_all |= np.array(job.num_ended) < job.num_ended[index]
+            ids, expected = batch.unique.ids, np.where(has_all, job.num_made, before)
+            assert (batch.values >= expected[ids])[is_plain[ids]].all()
+            num_checked += int(is_plain[ids].sum())
+            return batch
+
+        monkeypatch.setattr(job, "read", checked)
+        if job.is_merged:
+            job.in_steps(30)
+        else:
+            job.at_own_speed(180, max_step_lag=1 if kind == "lag" else None)
+        assert num_checked > 100
 
 
 @pytest.mark.guarantee("H5")
