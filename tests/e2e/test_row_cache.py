@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
-from support.jobs import numbers, outputs_of
+from support.jobs import TIMEOUT_S, job, numbers, outputs_of
 from support.saves import saved_rows
 
 COUNTER = TableSpec(name="counter", dim=2, rule="sgd", initializer=constant(0.0))
@@ -59,6 +60,15 @@ def check_saved(directory: Path) -> None:
 def test_copies_are_trained_by_the_mean_of_gradients(tmp_path: Path, clip: str) -> None:
     outputs = outputs_of("cached_own_rows.py", tmp_path, CLIP=clip)
     assert all("ended well" in output for output in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("H9")
+def test_a_killed_worker_loses_only_what_it_held(tmp_path: Path) -> None:
+    with job("cached_dying.py", tmp_path) as (_, (survivor, killed)):
+        output, _ = survivor.communicate(timeout=TIMEOUT_S)
+        assert killed.wait(TIMEOUT_S) == -signal.SIGKILL
+    assert (survivor.returncode, "ended well" in output) == (0, True), output
 
 
 @pytest.mark.parametrize(

@@ -389,6 +389,19 @@ def test_states_of_an_unused_copy_are_sent(cluster: InProcessCluster) -> None:
     assert np.count_nonzero(num_squares_of(cluster)[:, 0] == 36.0) == len(ids)
 
 
+@pytest.mark.guarantee("H9")
+def test_a_dead_worker_loses_the_states_that_it_did_not_send(cluster: InProcessCluster) -> None:
+    """Each second update of a row sends it, so that the rows of the pservers have all updates."""
+    workers, ids = workers_of(cluster, kind=ASYNC, bound=RowBound(lag=3, share=None)), np.arange(8)
+    train_in_turns(workers, 18, ids)
+    rows = workers[1].evaluate(ids)
+    assert workers[0].caches.num_held == len(ids)
+    workers[0].client.abandon()
+    meet(workers[1:])
+    np.testing.assert_array_equal(workers[1].evaluate(ids), rows)
+    assert ((num_squares_of(cluster) >= 18 + 18 * 7 / 8) & (num_squares_of(cluster) < 36)).all()
+
+
 def train_in_turns(workers: list[Worker], num_steps: int, ids: NDArray[np.int64]) -> None:
     """As `train`; each step begins when the pservers have the update of the one before."""
     for _ in range(num_steps):
