@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 
 from fleet_sparse.core.cache_policies import ALL
 from fleet_sparse.core.initializer import constant, uniform
-from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
+from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound, steps_off_lease
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.plugin.row_cache import RowCache, cache_job
 from fleet_sparse.worker.rows.cache_job import CacheJob
 from support.cached_shards import CachedShards
 from support.counted_updates import EVERY_ID, NUM_IDS, CountedUpdates
 from support.counting_jobs import CachedCounting
 from support.cow_views import everything
 
-BOUNDS = st.builds(RowBound, st.integers(1, 120), st.none() | st.sampled_from([0.25, 0.5]))
+BOUNDS = st.builds(RowBound, st.integers(1, 120), st.none() | st.sampled_from([0.25, 0.5])) | st.builds(
+    RowBound, drift=st.floats(0.5, 40)
+)
 SEEDS = st.integers(0, 2**32)
 
 
@@ -48,14 +51,23 @@ def test_a_row_of_shards_lacks_at_most_the_bound(
 
 
 @settings(max_examples=10)
-@given(st.sampled_from(["sgd", "adagrad", "adam"]), st.integers(2, 4), st.integers(3, 30), SEEDS)
-def test_the_order_of_arrival_in_sync_changes_no_bit(rule: str, num_workers: int, capacity: int, seed: int) -> None:
+@given(
+    st.sampled_from([RowBound(lag=60), RowBound(drift=0.3)]),
+    st.sampled_from([SUM, AVG]),
+    st.sampled_from(["sgd", "adagrad", "adam"]),
+    st.integers(2, 4),
+    st.integers(3, 30),
+    SEEDS,
+)
+def test_the_order_of_arrival_in_sync_changes_no_bit(
+    bound: RowBound, scale: Literal["sum", "avg"], rule: str, num_workers: int, capacity: int, seed: int
+) -> None:
     spec = TableSpec(name="C1", dim=4, rule=rule, initializer=uniform(-0.5, 0.5))
-    bound = RowBound(lag=60)
+    mode = Mode(SYNC, scale, row_bound=bound)
     ends = []
     for orders in np.random.default_rng(seed).spawn(2):
-        job = CacheJob(bound, num_workers, 0, admission=ALL)
-        cached = CachedShards(Mode(SYNC, SUM, row_bound=bound), job, capacity, spec, 2, learning_rate=0.05)
+        job = cache_job(RowCache(), mode, num_workers)._replace(admission=ALL)
+        cached = CachedShards(mode, job, capacity, spec, 2, learning_rate=0.05)
         rng = np.random.default_rng(seed)
         for step in range(1, 30):
             batches = [rng.choice(NUM_IDS, 6, replace=False).astype(np.int64) for _ in range(num_workers)]
