@@ -276,12 +276,22 @@ def test_first_barrier_after_steps_drops_no_copies():
 
 @pytest.mark.parametrize("optimizer", [paddle.optimizer.SGD, paddle.optimizer.Adam], ids=["sgd", "adam"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
+@pytest.mark.parametrize(
+    ("bound", "looks_ahead"),
+    [
+        ({"max_row_lag": 10}, False),
+        ({"max_row_lag": 10, "max_row_lag_share": None}, True),
+        ({"max_row_drift": 0.1}, True),
+    ],
+    ids=["plain", "looking ahead", "drift, looking ahead"],
+)
 @pytest.mark.guarantee("H4")
-def test_one_worker_trains_as_without_a_cache_bit_by_bit(tmp_path, monkeypatch, optimizer, is_async, looks_ahead):
+def test_one_worker_trains_as_without_a_cache_bit_by_bit(
+    tmp_path, monkeypatch, optimizer, is_async, bound, looks_ahead
+):
     monkeypatch.setenv("FLEET_SPARSE_ROOT", str(tmp_path))
     results = []
-    for fields in ({}, {"max_row_lag": 10, "row_cache": fleet_sparse.RowCache(max_rows=8)}):
+    for fields in ({}, {**bound, "row_cache": fleet_sparse.RowCache(max_rows=8)}):
         fleet_sparse.uninstall()  # one process has one mode
         fleet_sparse.install()
         fleet.init()
