@@ -22,11 +22,12 @@ import pytest
 
 from fleet_sparse.core.cache_policies import ALL
 from fleet_sparse.core.initializer import uniform
-from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
+from fleet_sparse.core.mode import ASYNC, SYNC, Mode
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.local_pservers import local_pservers
+from fleet_sparse.plugin.row_cache import RowCache, cache_job
 from fleet_sparse.plugin.static import op_callbacks
 from fleet_sparse.pserver.net.data_plane import DataPlane
 from fleet_sparse.pserver.net.streams import Streams
@@ -42,11 +43,11 @@ from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.net.shard_link import ClientIdentity, Registration
 from fleet_sparse.worker.net.stream_channel import StreamChannel
 from fleet_sparse.worker.net.zmq_channel import ZmqChannel
-from fleet_sparse.worker.rows.cache_job import CacheJob
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.row_caches import RowCaches
+from support.caching_workers import KINDS, mode_of
 from support.in_process import InProcessCluster
 from support.paddle_plugin import plugin
 from support.shards import CLUSTER, INCARNATION, FrameClient, make_shard, pull, push
@@ -271,32 +272,27 @@ def test_a_single_worker_sends_each_shard_two_frames_a_step(make_step: MakeStep,
 
 
 class CachingJob:
-    """Two workers that cache rows of one table.
+    """Workers that cache rows of one table.
 
     Attributes:
-        sent: By shard, the op of each frame that worker 1 sent in this step.
+        sent: By shard, the op of each frame that the last worker sent in this step.
     """
 
-    def __init__(self, cluster: InProcessCluster, kind: str) -> None:
-        bound, is_sync = RowBound(lag=40), kind == "sync"
-        mode = Mode(SYNC, SUM, row_bound=bound) if is_sync else Mode(row_bound=bound)
-        self._spec, self._rng, self._deduplicator = (
-            cluster.table,
-            np.random.default_rng(0),
-            Deduplicator(cluster.placement),
-        )
-        job = CacheJob(bound, 2, 0 if is_sync else None, admission=ALL, is_merged=is_sync)
-        clients = [cluster.worker(index, 2, mode, PATIENT) for index in range(2)]
+    def __init__(self, cluster: InProcessCluster, kind: str, bound: RowBound, num_workers: int = 2) -> None:
+        mode = mode_of(kind, bound)
+        self._rng, self._deduplicator = np.random.default_rng(0), Deduplicator(cluster.placement)
+        job = cache_job(RowCache(), mode, num_workers)._replace(admission=ALL)
+        clients = [cluster.worker(index, num_workers, mode, PATIENT) for index in range(num_workers)]
         caches = [
-            RowCaches(client, self._deduplicator, job, {"table": self._spec}, max_bytes=1 << 20, max_rows=60)
+            RowCaches(client, self._deduplicator, job, {"table": cluster.table}, max_bytes=1 << 20, max_rows=60)
             for client in clients
         ]
         self._trainings = [
-            PserverTraining(client, self._deduplicator, mode, 2, caches=cache)
+            PserverTraining(client, self._deduplicator, mode, num_workers, caches=cache)
             for client, cache in zip(clients, caches, strict=True)
         ]
-        self._lookups = [SuccessiveLookups(self._deduplicator, [self._spec]) for _ in clients]
-        self._coming: list[tuple[Batch, EarlyRows | None]] = [(self._batch(), None) for _ in clients]
+        self._lookups = [SuccessiveLookups(self._deduplicator, [cluster.table]) for _ in clients]
+        self._coming: list[tuple[Batch, EarlyRows | None]] = [(self.batch(), None) for _ in clients]
         self.sent: list[list[Op]] = [[] for _ in cluster.shards]
         send = cluster.channel.send
 
@@ -306,13 +302,13 @@ class CachingJob:
 
         cluster.channel.send = noted  # type: ignore[method-assign]
 
-    def step(self, *, looks_ahead: bool) -> None:
-        """Both workers read, then both update."""
+    def step(self, *, looks_ahead: bool = False) -> None:
+        """All workers read, then all update."""
         for ops in self.sent:
             ops.clear()
         batches = []
         for worker, training in enumerate(self._trainings):
-            (ids, early), coming = self._coming[worker], self._batch()
+            (ids, early), coming = self._coming[worker], self.batch()
             announced = self._lookups[worker].announce(coming, ids) if looks_ahead else None
             self._coming[worker] = coming, announced
             batches.append(self._lookups[worker].of(ids, early)["table"].rows)
@@ -320,15 +316,19 @@ class CachingJob:
         for training, batch in zip(self._trainings, batches, strict=True):
             training.update([batch._replace(values=np.ones_like(batch.values), learning_rate=0.5)], [], 1.0)
 
-    def _batch(self) -> Batch:
+    def batch(self) -> Batch:
         return {"table": self._rng.integers(0, 100, 40).tolist()}
 
 
-@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("bound", [RowBound(lag=40), RowBound(drift=8)], ids=["in updates", "in distance"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
-def test_a_step_with_a_row_cache_sends_one_pull_and_one_push(kind: str, looks_ahead: bool) -> None:
+def test_a_step_with_a_row_cache_sends_one_pull_and_one_push(
+    kind: str, looks_ahead: bool, bound: RowBound, num_workers: int
+) -> None:
     with closing(InProcessCluster(3)) as cluster:
-        job = CachingJob(cluster, kind)
+        job = CachingJob(cluster, kind, bound, num_workers)
         for number in range(30):
             job.step(looks_ahead=looks_ahead)
             for ops in job.sent:
@@ -337,6 +337,19 @@ def test_a_step_with_a_row_cache_sends_one_pull_and_one_push(kind: str, looks_ah
                 assert len(ops) - len(pulls) <= 1
                 if looks_ahead and kind == "sync" and number > 0:
                     assert not pulls  # all was asked for with the push before
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
+def test_the_only_worker_pulls_nothing_while_all_rows_have_copies(
+    monkeypatch: pytest.MonkeyPatch, looks_ahead: bool
+) -> None:
+    with closing(InProcessCluster(3)) as cluster:
+        monkeypatch.setattr(CachingJob, "batch", lambda job: {"table": range(40)})
+        job = CachingJob(cluster, "async", RowBound(lag=40), num_workers=1)
+        job.step(looks_ahead=looks_ahead)
+        for _ in range(10):
+            job.step(looks_ahead=looks_ahead)
+            assert Op.PULL not in {op for ops in job.sent for op in ops}
 
 
 # Bytes
