@@ -176,6 +176,10 @@ _DENSE, _EXE, _S = "dense embedding, paddle.inference", "dense embedding, exe.ru
 _BYTES = {"exponent": 1.1, "batch": 512, "rows": 10_000_000, "workers": 8, "percent": 5}
 _HET_JOBS = [(model, optimizer) for model in ("wide_deep", "deepfm", "dcn") for optimizer in ("adagrad", "adam")]
 _LEAST = ("", False, 1)
+_HET_AUC = {
+    model: f"HET, Criteo, SGD, 8 workers, bound 100 less 0: {difference} \\*"
+    for model, difference in (("wide_deep", "-0.0002"), ("deepfm", "-0.0001"), ("dcn", "-0.0001"))
+}
 _HET_TIME = "HET, 1 Gbit/s, dim 128, 8 workers with GPUs, bound 100: 0.19 to 0.22 \\*"
 _DICTIONARIES = (("float32", 80), ("float16", 48), ("int8", 36))
 _SIZES = f"{PADDLE}: 192 bytes with 8 shards, 221 by default \\*"
@@ -317,7 +321,17 @@ def _auc(model: str, optimizer: str, num_workers: int, bound: str, least_saved: 
     auc = of_bound(bound, lambda each: -each["loss_of_auc"])
     saved = of_bound(bound, lambda each: 100 * each["rows_saved"])
     return (
-        Goal(f"{job}: AUC with row caches less that without", (-0.001,), "", "het_auc", of, auc, "", False, 4),
+        Goal(
+            f"{job}: AUC with row caches less that without",
+            (-0.001,),
+            "",
+            "het_auc",
+            of,
+            auc,
+            is_upper=False,
+            digits=4,
+            baseline=_HET_AUC[model] if num_workers == 8 else "",
+        ),
         Goal(f"{job}: rows saved by row caches", (least_saved,), "%", "het_auc", of, saved, "", False, 1),
     )
 
