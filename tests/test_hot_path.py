@@ -340,7 +340,7 @@ def test_a_step_with_a_row_cache_sends_one_pull_and_one_push(
 
 
 @pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
-def test_the_only_worker_pulls_nothing_while_all_rows_have_copies(
+def test_the_only_worker_pulls_nothing_while_rows_have_copies(
     monkeypatch: pytest.MonkeyPatch, looks_ahead: bool
 ) -> None:
     with closing(InProcessCluster(3)) as cluster:

@@ -22,6 +22,7 @@ from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.plugin.row_cache import RowCache
 from fleet_sparse.plugin.strategy import PserverStrategy, read_strategy
 from fleet_sparse.worker.modes.step import StepClip
+from fleet_sparse.worker.net import shard_link
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from support.caching_workers import ALL_KINDS, KINDS, LOOSE, CountingJob, Worker, cluster_of, mode_of
@@ -216,11 +217,13 @@ def test_workers_of_an_async_job_run_at_their_own_speed() -> None:
 @pytest.mark.parametrize("looks_ahead", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bound", [LOOSE, RowBound(drift=8)], ids=str)
-def test_lost_and_repeated_frames_lose_and_double_no_update(bound: RowBound, kind: str, looks_ahead: bool) -> None:
-    """A request whose reply is lost is sent again."""
+def test_lost_and_repeated_frames_lose_and_double_no_update(
+    bound: RowBound, kind: str, looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request whose reply is lost is sent again, here after 0.1 s also if it waits for other workers."""
+    monkeypatch.setattr(shard_link, "_WAITING_PROBES", 200)
     with cluster_of(2) as cluster:
-        options: dict[str, Any] = {"max_rows": 12, "settings": replace(QUICK, retry_s=0.01)}
-        job = CountingJob(cluster, kind, bound, 2, 7, looks_ahead=looks_ahead, **options)
+        job = CountingJob(cluster, kind, bound, 2, 7, looks_ahead=looks_ahead, max_rows=12)
         losses = np.random.default_rng(1)
         for worker in job.workers:
             worker.channel.loses_request = lambda shard: bool(losses.random() < 0.05)
