@@ -56,7 +56,7 @@ class Figure(NamedTuple):
 
 
 class NotApplicable(NamedTuple):
-    """What a measure returns where the condition of a goal does not hold."""
+    """The reason why a goal does not apply to a run; its measure returns it in place of a figure."""
 
     why: str
 

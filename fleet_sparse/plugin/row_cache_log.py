@@ -22,7 +22,7 @@ _FEW_HITS = 0.5
 
 
 class _Totals(NamedTuple):
-    """What the caches of all tables did."""
+    """The hits and bytes of the caches of all tables together."""
 
     hits: float
     """Share of the rows that were read."""

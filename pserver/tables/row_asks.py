@@ -58,7 +58,7 @@ class Listed(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """What is said of each copy of an ask."""
+    """The answer to each id of an ask, and the ids whose rows follow."""
 
     slack: NDArray[np.uint8]
     """`(n,)`: steps, `ROW_FOLLOWS` or `STATES_FOLLOW` for each id."""

@@ -1,4 +1,4 @@
-"""What a `RowBound` allows, of many rows in NumPy: the reference of `kernels_row_bound` and `kernels_row_asks`."""
+"""Computes in NumPy what a `RowBound` allows of many rows: tests compare the kernels of bounds and asks with it."""
 
 from __future__ import annotations
 

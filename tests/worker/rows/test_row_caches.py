@@ -191,7 +191,9 @@ def what_copies_are(worker: Worker) -> list[bytes]:
 
 @pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_malformed_answer_of_a_later_table_changes_no_copy(kind: str, looks_ahead: bool) -> None:
+def test_a_malformed_answer_of_a_later_table_changes_no_copy(
+    monkeypatch: pytest.MonkeyPatch, kind: str, looks_ahead: bool
+) -> None:
     """In async a worker that looks ahead asks about copies late."""
     with cluster_of(1) as cluster:
         specs, mode = [cluster.table, cluster.other], mode_of(kind, RowBound(lag=2))
@@ -203,7 +205,7 @@ def test_a_malformed_answer_of_a_later_table_changes_no_copy(kind: str, looks_ah
             return without_rows_of_copies(cluster.other.table_id, parts) if is_damaged else parts
 
         channel.changes_reply = lambda shard, request, reply: reply_of(reply)
-        channel.deliver = lambda shard, parts: deliver(shard, reply_of(parts))  # type: ignore[method-assign]
+        monkeypatch.setattr(channel, "deliver", lambda shard, parts: deliver(shard, reply_of(parts)))
         lookups = [SuccessiveLookups(worker.deduplicator, specs) for worker in workers]
         coming: list[EarlyRows | None] = [None, None]
         ids = {spec.name: range(8) for spec in specs}
