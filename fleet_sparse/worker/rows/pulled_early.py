@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_sparse.errors import ErrorCode, ProtocolError
 from fleet_sparse.wire.row_dtype import from_frame
 
 from ..net.table_client import ExtraBlock, TableCall
@@ -32,13 +33,19 @@ class EarlyTable(NamedTuple):
             batch: The batch.
             extra: Blocks of the answer to the push of the present step: with ids, rows that have changed since.
             deduplicator: Deduplicator with the shards' placement.
+
+        Raises:
+            ProtocolError: The changed rows have another dim than the table. The batch is unchanged.
         """
-        unique, values = self.rows.unique, self.rows.values
-        for _, block, _ in extra:
-            if block.table_id != batch.spec.table_id or block.ids is None or block.rows is None:
+        spec, unique, values = batch.spec, self.rows.unique, self.rows.values
+        for shard, block, _ in extra:
+            if block.table_id != spec.table_id or block.ids is None or block.rows is None:
                 continue
+            if block.dim != spec.dim:
+                text = f"shard {shard}: table {spec.name!r}: rows that changed have dim {block.dim}, the table has dim "
+                raise ProtocolError(f"{text}{spec.dim}", code=ErrorCode.MALFORMED)
             # Early pulls of a step that failed half-way are answered too: perhaps with other ids.
-            places = deduplicator.places(block.ids, unique.ids, batch.spec.salt)
+            places = deduplicator.places(block.ids, unique.ids, spec.salt)
             is_wanted = places >= 0
             values[places[is_wanted]] = from_frame(block.rows, block.dtype)[is_wanted]
         batch.values[self.places] = values

@@ -14,7 +14,11 @@ from fleet_sparse.core.cache_policies import ALL, ESTIMATE, SECOND, Admission
 from fleet_sparse.core.clip import BY_GLOBAL_NORM, Clip
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import ErrorCode, ProtocolError
+from fleet_sparse.wire.frame_format import Action, Block
+from fleet_sparse.wire.row_dtype import RowDtype
 from fleet_sparse.worker.modes.step import StepClip
+from fleet_sparse.worker.net.table_client import ExtraBlock
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.pulled_early import PulledEarly
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -117,6 +121,20 @@ def test_early_rows_have_what_others_changed_in_the_step(num_shards: int) -> Non
         assert counts_of(of_first, [0, 5, 6]) == [[NUM_WARM_UP + 1, 0, 0]] * 2
         first.end(of_first)
         second.end(of_second)
+
+
+def test_early_rows_of_another_dim_are_refused() -> None:
+    ids = np.array([5])
+    rows = np.ones((1, 1), RowDtype.FLOAT32.in_frames)
+    changed = Block(Action.ROWS, UNCACHED.table_id, 0, 1, 1, ids, rows, dtype=RowDtype.FLOAT32)
+    with cluster_of(1) as cluster:
+        (worker,) = ahead_workers(cluster, 1, "async")
+        worker.begin(HOT, [5, 6])
+        assert worker.pulled_early is not None
+        early, batch = worker.pulled_early.tables[UNCACHED.name], worker.worker.batch(UNCACHED, np.array([5, 6]))
+        with pytest.raises(ProtocolError, match=r"dim 1.* dim 2") as caught:
+            early.fill(batch, [ExtraBlock(0, changed)], worker.worker.deduplicator)
+        assert caught.value.code == ErrorCode.MALFORMED
 
 
 @pytest.mark.parametrize("kind", KINDS)
