@@ -9,7 +9,8 @@ at most a distance of twice the learning rate, and by 100 updates and a quarter 
 one more pserver on each of their hosts has them (`FLEET_SPARSE_ROW_SHARDS`), so that the legs of the others are free
 for rows; with `--dense pservers`, and behind the proxy, the same pservers have both. The rows are on one pserver, whose
 leg all workers share, as HET had one server; `--pservers` says otherwise. Worker 0 evaluates every `--evaluate-every`
-steps; evaluations are outside the time. The target is `--target` of the AUC with which the job without caches ends.
+steps: the barrier before, which sends what workers hold back, is in the time, and the evaluation is not. The target is
+`--target` of the AUC with which the job without caches ends.
 
 A run that is stopped keeps the jobs that ended (`benchmarks.record.Jobs`): the same command goes on with the others.
 """

@@ -3,7 +3,8 @@
 Its role comes from fleetrun's environment, its options are those of `models/train.py` without `--data`. It reads
 examples that were drawn once (`drawn_examples`), since many processes on a few cores would draw longer than they train.
 Its last line of output is `@@` and JSON: what it trained, counted and, on worker 0, the AUC of held-out examples over
-the seconds of training. Evaluations are between barriers, which send held updates, and outside these seconds.
+the seconds of training. Before an evaluation, and behind the last step, the workers meet at a barrier, which sends what
+they hold back: that is part of the training. The evaluation is not.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Traffic:
 
 
 class Evaluation:
-    """Evaluates the model on worker 0 when all workers are there.
+    """Evaluates the model on worker 0, while the others wait. All workers have met before.
 
     Args:
         network: The programs.
@@ -133,7 +134,6 @@ class Evaluation:
     def auc(self) -> float:
         """Returns the AUC of the held-out examples; nan on workers other than 0."""
         found = np.nan
-        fleet.barrier_worker()  # so that the pservers have what all workers held
         if fleet.is_first_worker():
             labels, logits = [], []
             for batch in self._source.test():
@@ -178,10 +178,12 @@ def trained(options: TrainOptions, examples: Path, evaluate_every: int) -> dict[
     for num_steps, batch in enumerate(source.train(0, worker, num_workers), 1):
         executor.run(network.main, feed=batch._asdict(), fetch_list=[])
         if evaluate_every and num_steps % evaluate_every == 0:
+            fleet.barrier_worker()  # the pservers have what all workers held
             train_s += time.perf_counter() - begun_at
             with traffic.uncounted():
                 points.append(Point(train_s, num_steps, evaluation.auc()))
             begun_at = time.perf_counter()
+    fleet.barrier_worker()
     train_s += time.perf_counter() - begun_at
     counted, row_cache = traffic.so_far(), fleet_sparse.stats()["row_cache"]
     points.append(Point(train_s, num_steps, evaluation.auc()))
