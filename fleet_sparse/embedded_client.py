@@ -190,6 +190,9 @@ class LocalCall:
             raise
         return self._extra
 
+    def wait_accepted(self) -> None:
+        """As `TableCall`: the shards have its requests."""
+
     def abandon(self) -> None:
         """As `TableCall`."""
         requests, self._requests = self._requests, ()

@@ -15,6 +15,8 @@ from .shard_link import Outcome
 class Call:
     """The requests of one call of the client. Once started, the caller waits for it or forgets it.
 
+    A call without requests is done when all calls before it were accepted or failed.
+
     Args:
         requests: Its requests; dropped when the call is accepted into the window.
         wants_answers: False for a push, which is done when it is accepted into the window.
@@ -28,6 +30,7 @@ class Call:
         error: The first error.
         done: Gets an item when the call is done.
         is_push: True if it changes something on the shards.
+        is_accepted: True once it is accepted into the window: what it pushes is sent, whatever its caller does.
         is_abandoned: True if its caller does not wait any more.
         flush_to: The seq that each link must have acked, once a flush was accepted.
     """
@@ -38,6 +41,7 @@ class Call:
         "error",
         "flush_to",
         "is_abandoned",
+        "is_accepted",
         "is_flush",
         "is_push",
         "num_missing",
@@ -65,6 +69,7 @@ class Call:
         self.error: FleetSparseError | None = None
         self.done: SimpleQueue[None] = SimpleQueue()
         self.is_push = bool(requests) and requests[0].op not in PULLS
+        self.is_accepted = False
         self.is_abandoned = False
         self.flush_to: list[int] = []
         self.started_at = time.monotonic()

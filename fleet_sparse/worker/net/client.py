@@ -76,6 +76,11 @@ class Pending:
                 self._call = None  # the arrays are not needed any more
         return self._extra
 
+    def wait_accepted(self) -> None:
+        """As `TableCall`."""
+        if self._call is not None and not self._call.is_accepted:
+            self._io.wait_accepted(self._call)
+
     def abandon(self) -> None:
         """As `TableCall`."""
         call, self._call = self._call, None

@@ -178,6 +178,19 @@ class IoLoop:
         if call.error is not None:
             raise self._claim(call.error)
 
+    def wait_accepted(self, call: Call) -> None:
+        """Returns when a call was accepted into the window.
+
+        Raises:
+            FleetSparseError: It was not: nothing of it is sent.
+        """
+        if not call.is_accepted:
+            behind = Call([], wants_answers=False)
+            self.start(behind)
+            self.wait(behind)
+        if not call.is_accepted and call.error is not None:
+            raise self._claim(call.error)
+
     def abandon(self, call: Call) -> None:
         """Drops the outcomes of a call that was started, also those that are still missing."""
         call.is_abandoned = True
@@ -522,6 +535,9 @@ class IoLoop:
             call.flush_to = [link.last_seq for link in self.links]
             self._flushes.append(call)
             return True
+        if not call.requests:
+            call.end()
+            return True
         failure, full = self._ended, None
         for request in call.requests:
             failure = self.links[request.shard].failure or failure
@@ -535,6 +551,7 @@ class IoLoop:
         if failure is not None:
             self._reject(call, failure)
             return True
+        call.is_accepted = True
         self._submit(call, requests, now)
         self._counts_steps |= requests[0].step > 0
         if not call.wants_answers:

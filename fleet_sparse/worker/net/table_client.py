@@ -53,6 +53,15 @@ class TableCall(Protocol):
         """
         ...
 
+    def wait_accepted(self) -> None:
+        """Waits until a call is accepted, and what it pushes will be sent; its answers may still be missing.
+
+        Raises:
+            ShardUnavailable: The window was full until the deadline, or a shard was given up: nothing of it is sent.
+            FleetSparseError: The client is closed.
+        """
+        ...
+
     def abandon(self) -> None:
         """Drops the results, which the caller no longer needs. Arrays are released once the shards have answered.
 

@@ -231,7 +231,7 @@ class RowCaches:
             if self._num_changes != num_changes:
                 pull()  # what was held may have been sent meanwhile; other workers have made their steps
             for batch in batches:
-                exchange = self._exchange(batch.spec)
+                exchange = self._cached(batch.spec)
                 if exchange is not None:
                     exchange.table.add_held(batch.unique.ids, batch.values)
 
@@ -256,15 +256,18 @@ class RowCaches:
     ) -> TableCall:
         """Trains the copies of a step and sends what is due of it, as `TableClient.start_update`.
 
-        Gradients are weighted, and should be finite. If it raises because an earlier push failed, no copy has changed;
-        if the window was full until the deadline, the caches hold the updates of their rows.
+        Gradients are weighted, and should be finite. It returns once the push is accepted. If it raises because an
+        earlier push failed, no copy has changed; if the window was full until the deadline, the caches hold the updates
+        of their rows.
         """
         with self._trained(batches) as (pushes, changes, trained):
             coming, self._coming = self._coming, None
             if self._pulled_early is not None and not self._pulled_early.is_untouched_by(batches):
                 self._drop_pulled_early()
             if coming is None:
-                return self._client.start_update(pushes, dense, pulls, weight=weight, step=step, changes=changes)
+                call = self._client.start_update(pushes, dense, pulls, weight=weight, step=step, changes=changes)
+                call.wait_accepted()
+                return call
             self._num_batches += 1
             next_step = step + 1 if step else self._num_batches
             sending = {table.spec.name: outgoing for table, outgoing in trained}
@@ -273,6 +276,7 @@ class RowCaches:
             # Where steps are counted the answer says that this one is complete, and has early rows that it changed.
             late = plain if plain or asks or step else pulls
             call = self._client.start_update(pushes, dense, late, weight=weight, step=step, changes=changes, asks=asks)
+            call.wait_accepted()
             self._ahead, self._pulled_early = _Ahead(coming, lookups, call, self._pulled_early), None
             return call
 
@@ -303,10 +307,14 @@ class RowCaches:
             prepared, self._prepared = self._prepared, ()
         with self._trained(prepared, {spec.name: values for spec, values in factors}) as (_, changes, _):
             assert not changes, "no updates are held back"
-            return self._client.start_commit(factors, dense, pulls, step=step)
+            call = self._client.start_commit(factors, dense, pulls, step=step)
+            call.wait_accepted()
+            return call
 
     def start_flush(self, num_updates: Mapping[str, int], *, step: int = 0, in_parts: bool = False) -> TableCall:
-        """Sends all updates that the caches hold. Raises as `TableClient.start_changes`; they are held then.
+        """Sends all updates that the caches hold; returns once the push is accepted.
+
+        Raises as `TableClient.start_changes`; they are held then.
 
         Args:
             num_updates: By table, number of updates of this worker: the rule's t.
@@ -327,6 +335,7 @@ class RowCaches:
                 num_bytes -= most_change_bytes(spec) * sum(len(each.ids) for each in outgoing.changes)
                 sent.append((table, outgoing))
             call = self._client.start_changes(changes, step=step)
+            call.wait_accepted()
             for table, outgoing in sent:
                 table.sent(outgoing)
         return call
@@ -546,7 +555,11 @@ class RowCaches:
                     self._min_dim,
                     max((each.dim for each in self._specs.values()), default=0),
                 )
-        exchange = self._tables.get(spec.name)
+        return self._cached(spec)
+
+    def _cached(self, spec: TableSpec) -> TableExchange | None:
+        """As `_exchange`, but makes no cache: there is none before the first step."""
+        exchange = (self._tables or {}).get(spec.name)
         return exchange if exchange is not None and (exchange.spec is spec or exchange.spec == spec) else None
 
     def _has_failures(self) -> bool:

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
 from fleet_sparse.errors import ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.channel import Buffer
-from support.client_calls import pulled, push, shard_with
+from support.client_calls import pulled, push, rows_push, shard_with
 from support.in_process import InProcessCluster
 
 Quick = Callable[..., Settings]
@@ -127,3 +128,27 @@ def test_a_window_that_stays_full_ends_at_the_deadline(cluster: InProcessCluster
     with pytest.raises(ShardUnavailable):
         push(cluster, client, cluster.table, [1], step=2)
     assert time.monotonic() - begun < 5
+
+
+def test_a_call_is_accepted_before_its_answers_come(cluster: InProcessCluster, quick: Quick) -> None:
+    client = cluster.client(quick(max_inflight_pushes=1))
+    number = shard_with(cluster, cluster.table, 0)
+    cluster.channel.loses_reply = lambda shard: True
+    rows = rows_push(cluster, cluster.table, [number])
+    call = client.start_update([rows], [], [rows._replace(values=np.full_like(rows.values, np.nan))])
+    call.wait_accepted()
+    cluster.channel.loses_reply = lambda shard: False
+    call.wait()
+    assert pulled(cluster, client, cluster.table, [number]) == {number: [0.75] * 4}
+
+
+def test_a_call_is_not_accepted_while_the_window_is_full(cluster: InProcessCluster, quick: Quick) -> None:
+    client = cluster.client(quick(max_inflight_pushes=1, deadline_s=0.3))
+    cluster.channel.loses_request = lambda shard: True
+    push(cluster, client, cluster.table, [1])
+    rows = rows_push(cluster, cluster.table, [1])
+    call = client.start_update([rows], [], [rows._replace(values=np.full_like(rows.values, np.nan))])
+    with pytest.raises(ShardUnavailable):
+        call.wait_accepted()
+    with pytest.raises(ShardUnavailable):
+        call.wait()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -328,6 +329,49 @@ def test_a_row_that_left_with_a_lost_push_is_trained(is_embedded: bool) -> None:
         np.testing.assert_array_equal(worker.evaluate(job.spec), job.num_made)
 
 
+@pytest.fixture
+def full_window() -> Iterator[tuple[CountingJob, RowBatch, EarlyRows]]:
+    """A worker that has looked up a step whose update is due, and has no room for its push until the deadline."""
+    settings = replace(QUICK, max_inflight_pushes=1, deadline_s=0.5)
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3, max_held=1, settings=settings)
+        worker, ids = job.workers[0], {job.spec.name: [1, 2]}
+        worker.update(worker.read(job.spec, np.array([1, 2])), job.updates.grads(0, 2))  # they enter, and hold it
+        coming = job.lookups[0].announce(ids, ids)
+        batch = worker.batch(job.spec, np.array([1, 2]))
+        worker.training.prefetch([batch], None, coming)
+        worker.client.flush()
+        worker.channel.loses_request = lambda shard: True
+        worker.client.push([worker.batch(job.spec, np.array([7]))._replace(values=job.updates.grads(0, 1))])
+        yield job, batch, coming
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True])
+@pytest.mark.guarantee("H3")
+def test_due_updates_are_held_if_the_window_is_full(
+    full_window: tuple[CountingJob, RowBatch, EarlyRows], looks_ahead: bool
+) -> None:
+    job, batch, coming = full_window
+    worker = job.workers[0]
+    if not looks_ahead:
+        worker.training.abandon_early(coming)
+    assert job.num_held == 2
+    with pytest.raises(ShardUnavailable):
+        worker.update(batch, job.updates.grads(0, 2))
+    assert job.num_held == 2
+    assert worker.training.progress().num_steps == 1
+
+
+@pytest.mark.guarantee("H3")
+def test_a_flush_that_finds_the_window_full_sends_nothing(
+    full_window: tuple[CountingJob, RowBatch, EarlyRows],
+) -> None:
+    job, _, _ = full_window
+    with pytest.raises(ShardUnavailable):
+        job.workers[0].training.drain()
+    assert job.num_held == 2
+
+
 def test_ctrl_c_leaves_no_copy_with_a_newer_version(monkeypatch: pytest.MonkeyPatch) -> None:
     refresh = CachedTable._refresh
 
@@ -473,6 +517,15 @@ def test_stats_have_the_tables_that_are_cached() -> None:
         update_with_ones(worker, np.arange(6))
         assert worker.caches is not None
         assert list(worker.caches.stats()) == ["C2"]
+
+
+@pytest.mark.guarantee("H10")
+def test_an_evaluation_before_the_first_step_makes_no_cache() -> None:
+    with cluster_of(1) as cluster:
+        worker = workers_of_two_tables(cluster, (1, 1))[0]
+        assert worker.caches is not None
+        worker.evaluate(NARROW)
+        assert worker.caches.stats() == {}
 
 
 @pytest.mark.parametrize("min_dims", [(1, 1), (2, 2), (2, 1)], ids=str)
