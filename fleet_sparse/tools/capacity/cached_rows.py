@@ -111,6 +111,7 @@ def cached_rows_of(
         num_states: States of `dim` floats of the update rule.
     """
     most, others = cache.rows / fields, workers - 1
+    is_any_held = not others
     hit = asked = refreshed = gradients = changed = states_received = states_sent = used_by_all = 0.0
     for last_rank, width, probability in ranks_of_zipf(rows / fields, exponent):
         used = -math.expm1(-batch * probability)  # in a step
@@ -133,6 +134,7 @@ def cached_rows_of(
         if block == 1:
             gradients += hits
         else:
+            is_any_held = True
             changed += hits / uses_of_a_push
             states_sent += num_states * hits / _rounded_up(clock / _GROWTH / workers, uses_of_a_push)
     entered = ENTERED_OF_MISSES * (1 - hit / used_by_all)
@@ -140,14 +142,15 @@ def cached_rows_of(
     hit, asked, refreshed, gradients, changed, states_received, states_sent = (
         scale * value for value in (hit, asked, refreshed, gradients, changed, states_received, states_sent)
     )
+    left = entered if is_any_held else 0.0  # for each that enters one leaves, with what was held of it
     return CachedRows(
         hit=hit,
         asked=asked + entered,
         received=refreshed + entered,
         gradients=gradients,
-        changed=changed + entered,  # for each that enters one leaves, with what was held of it
+        changed=changed + left,
         states_received=states_received + num_states * entered,
-        states_sent=states_sent + num_states * entered,
+        states_sent=states_sent + num_states * left,
         entered=entered,
     )
 

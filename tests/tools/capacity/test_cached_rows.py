@@ -75,6 +75,7 @@ def test_states_of_the_rule_travel() -> None:
 def test_updates_of_a_rule_without_merge_go_as_gradients() -> None:
     found = cached(8, LAG._replace(holds=False), "ftrl")
     assert found.gradients == pytest.approx(found.hit)
+    assert found.changed == found.states_sent == 0
     planned = shipped_coefficients().num_states
     assert {name for name in planned if rules.RULES[name].merge is None} == {*model.RULES_WITHOUT_MERGE}
 
