@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -315,10 +316,12 @@ def test_a_refresh_keeps_what_is_held() -> None:
 
 def test_an_evicted_row_reads_its_own_writes() -> None:
     job = CachedJob(CacheJob(RowBound(lag=100), 2, 0, LRU, ALL), 1, 2, NUM_IDS)
-    grads = np.array([[-1.0, 0.0]], np.float32)
+    grads, made = np.array([[-1.0, 0.0]], np.float32), Counter[int]()
     for step, id_ in enumerate([1, 1, 2, 1, 2, 2, 1, 3, 1], 1):
         begun = job.read(0, np.array([id_]), step)
+        assert begun.rows[0, 0] == made[id_]
         job.update(0, begun, grads)
+        made[id_] += 1
     job.flush(0)
     assert job.rows[[1, 2, 3], 0].tolist() == [5, 3, 1]
 

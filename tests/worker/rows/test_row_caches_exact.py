@@ -207,6 +207,9 @@ def test_two_sync_runs_with_caches_are_equal_bit_by_bit(kind: str, bound: RowBou
                 for index in order:  # whichever worker is faster
                     workers[index].update(batches[index], grads[index], 0.05)
                 seen += [batch.values.copy() for batch in batches]
+            of_caches = [worker.caches.stats()[spec.name] for worker in workers if worker.caches is not None]
+            assert all(each.counters.hit > 0 and each.held > 0 for each in of_caches)
+            assert len(of_caches) == 3
             in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
             seen.append(workers[0].evaluate(spec))
         runs.append(seen)
