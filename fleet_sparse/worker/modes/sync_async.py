@@ -379,8 +379,10 @@ class PserverTraining:
             before, is_trained = self._passed[-1], position is not None
             if is_trained:
                 self.held.num_trained += 1
-            num_steps = self._step if self._is_merged else before.num_steps + 1
-            num_untrained = num_steps - self.held.num_trained
+            if self._is_merged:  # the steps are the job's
+                num_steps, num_untrained = self._step, self._step - self.held.num_trained
+            else:
+                num_steps, num_untrained = before.num_steps + 1, before.num_untrained + (not is_trained)
             self._passed.append(Progress(num_steps, position if is_trained else before.position, 0, num_untrained))
 
     def _note_complete(self, step: int) -> None:
@@ -464,7 +466,8 @@ class PserverTraining:
             self._is_left = True
             step = self._client.leave()
             with self._lock:
-                if not self.holds_back:  # else some of the steps may have sent what was held, as a barrier tells
+                # Where updates are held back, some of the steps may have sent them, as a barrier tells.
+                if self._is_merged and not self.holds_back:
                     self.held.num_trained += step - self._step
                 self._step, self._complete, self._is_left = step, step, False
             self.held.note_sent()

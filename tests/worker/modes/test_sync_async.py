@@ -224,6 +224,16 @@ def test_a_worker_in_the_place_of_another_makes_steps_once(cluster: InProcessClu
     assert first.rows() == [1.0 - RATE * (2 + 1 + 2)] * 6
 
 
+def test_steps_of_a_worker_behind_others_at_a_barrier_count(cluster: InProcessCluster) -> None:
+    first, second = workers_of(cluster, 2, Mode(ASYNC, max_step_lag=4))
+    second.update(1.0)
+    for _ in range(3):
+        first.update(1.0)
+    in_threads(lambda: first.training.drain(leaves=True), lambda: second.training.drain(leaves=True))
+    second.update(1.0)
+    assert second.held() == ([Progress(2, "")], True)
+
+
 @pytest.mark.guarantee("A9")
 def test_a_worker_that_died_after_leave_leaves_no_batch_out(cluster: InProcessCluster) -> None:
     mode = Mode(ASYNC, max_step_lag=4)
