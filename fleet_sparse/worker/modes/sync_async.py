@@ -70,7 +70,8 @@ class PserverTraining:
             mode.kind == SYNC and not self._is_single_worker
         )  # with other workers' contributions, on the shards
         self._stepping = threading.Lock()  # held from the number of a step to its push: they go out in order
-        self._lock = threading.Lock()  # guards all below
+        # Guards all below. The garbage collector may end a `look_ahead` inside a block, which calls `abandon_early`.
+        self._lock = threading.RLock()
         self._is_left = False  # it left the step group, or began to and was interrupted
         self._step = begun_behind  # newest step that this worker pushed
         self._complete = 0  # newest step that every shard is known to have completed, in sync
@@ -220,11 +221,20 @@ class PserverTraining:
         for update in updates:
             waits |= update.outs is not None
         if waits:
-            pending.wait()
+            self._wait_for(pending)
             if pending.wants_answers:
                 self._note_complete(step)
         if early is not None:
             early.push(pending)  # not before: rows that arrived with an answer that failed are missing
+
+    def _wait_for(self, pending: TableCall) -> None:
+        """Waits for the push of a step. If the wait fails, the rows that come with the answers are dropped."""
+        try:
+            pending.wait()
+        except BaseException:
+            if self._caches is not None:
+                self._caches.drop_ahead()
+            raise
 
     def _checked(
         self, rows: Sequence[RowBatch], dense: Sequence[DenseUpdate], clip: StepClip | None
@@ -294,7 +304,8 @@ class PserverTraining:
     def _flush_caches(self, caches: RowCaches) -> None:
         """Sends all that row caches hold, where this worker's steps are its own; with `_stepping` held.
 
-        A part that a pserver refuses is not sent again here: a later call raises the error.
+        The error of a part that a pserver refuses is raised by a later call. The only worker of a job holds its copies
+        again then, and sends them with a later part.
         """
         for _ in range(caches.num_flushes if self._counts_steps else 1):
             self._flush_part(caches)

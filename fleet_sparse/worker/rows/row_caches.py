@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -146,7 +147,9 @@ class RowCaches:
         self._max_part_bytes = max(max_staged_bytes // (2 * job.num_workers), 1)
         # A save pauses workers for which a pull may wait, and needs the caches meanwhile.
         self._waits_unlocked = (job.steps_off_lease or 0) > 0 and job.num_workers > 1
-        self._lock = threading.Lock()  # guards all below; held from a plan to the end of its pull, but for such waits
+        self._abandoned: deque[EarlyRows] = deque()  # rows of steps that are not run; dropped with the lock held
+        # Guards all below; held from a plan to the end of its pull, but for such waits.
+        self._lock = threading.RLock()  # one that only its owner can release, whatever Ctrl-C has skipped
         self._tables: dict[str, TableExchange] | None = None
         self._num_batches = 0
         self._coming: EarlyRows | None = None  # the next step, until the push of this one
@@ -183,6 +186,7 @@ class RowCaches:
             FleetSparseError: As `TableClient.pull`.
         """
         with self._lock:
+            self._drop_abandoned()
             self._num_batches += 1
             self._coming = coming
             self._drop_pulled_early()
@@ -190,6 +194,7 @@ class RowCaches:
             ahead = self._arrived(early)
             for _ in range(_MAX_ASKS):
                 if self._num_changes == num_changes and self._filled(batches, ahead, step):
+                    self._drop_abandoned()
                     if coming is not None and self._coming is coming:  # it was not abandoned during a wait
                         self._pulled_early = self._started_early(coming, batches, step)
                     return True
@@ -206,17 +211,16 @@ class RowCaches:
         return rounded(values, self._client.rows_dtype)
 
     def abandon(self, early: EarlyRows) -> None:
-        """Drops the rows of a step that is not run."""
-        with self._lock:
-            if self._ahead is not None and self._ahead.coming is early:
-                self._drop_ahead()
-            if self._coming is early:
-                self._coming = None
-                self._drop_pulled_early()
+        """Drops the rows of a step that is not run, as soon as the next call has the lock.
+
+        It takes no lock: the garbage collector may end a `look_ahead` in a thread that has it.
+        """
+        self._abandoned.append(early)
 
     def drop_ahead(self) -> None:
         """Drops the rows that came ahead of the next step: others may make steps before it."""
         with self._lock:
+            self._drop_abandoned()
             self._drop_ahead()
             self._drop_pulled_early()
 
@@ -261,6 +265,7 @@ class RowCaches:
         of their rows.
         """
         with self._trained(batches) as (pushes, changes, trained):
+            self._drop_abandoned()
             coming, self._coming = self._coming, None
             if self._pulled_early is not None and not self._pulled_early.is_untouched_by(batches):
                 self._drop_pulled_early()
@@ -359,6 +364,8 @@ class RowCaches:
     def num_held(self) -> int:
         """Number of rows with updates that the pservers do not have."""
         with self._lock:
+            if self._note_failures():  # the only worker of a job holds again what a refused push had
+                self._num_changes += 1
             return sum(exchange.table.num_held for exchange in (self._tables or {}).values())
 
     def clear(self) -> None:
@@ -430,11 +437,16 @@ class RowCaches:
         """Returns what `wait` returns; without the lock meanwhile, if it may wait for other workers in a step lag."""
         if not self._waits_unlocked:
             return wait()
-        self._lock.release()
+        is_released = False
         try:
+            with DeferredInterrupt():
+                self._lock.release()
+                is_released = True
             return wait()
         finally:
-            self._lock.acquire()
+            if is_released:
+                with DeferredInterrupt():
+                    self._lock.acquire()
 
     def _filled(self, batches: Sequence[RowBatch], ahead: _Arrivals | None, step: int) -> bool:
         """Fills batches with rows; returns False if the answers are not about what the copies are now.
@@ -471,6 +483,16 @@ class RowCaches:
                 ahead.lookups.finish(ahead_answers, ahead.extra, self._deduplicator)
             lookups.finish(answers, extra, self._deduplicator)
         return True
+
+    def _drop_abandoned(self) -> None:
+        """Drops rows of steps that are not run."""
+        while self._abandoned:
+            early = self._abandoned.popleft()
+            if self._ahead is not None and self._ahead.coming is early:
+                self._drop_ahead()
+            if self._coming is early:
+                self._coming = None
+                self._drop_pulled_early()
 
     def _drop_ahead(self) -> None:
         """Drops rows that were asked for ahead: what the caches hold, or who uses them, has changed since."""

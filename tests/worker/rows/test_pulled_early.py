@@ -203,9 +203,11 @@ def test_early_rows_of_a_batch_that_is_not_run_are_dropped() -> None:
     with cluster_of(2) as cluster:
         (worker,) = ahead_workers(cluster, 1, "async")
         batches, coming = worker.begin(HOT, [5, 6])
+        assert worker.pulled_early is not None
         worker.worker.training.abandon_early(coming)
-        assert worker.pulled_early is None
         worker.end(batches)
+        assert worker.pulled_early is None
+        assert worker.caches._ahead is None
 
 
 def test_steps_of_two_phases_pull_no_row_twice() -> None:

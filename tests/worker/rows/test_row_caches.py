@@ -27,7 +27,10 @@ from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.encode import encode
 from fleet_sparse.wire.frame_format import Buffer, Frame
 from fleet_sparse.worker.modes.step import StepClip
+from fleet_sparse.worker.net.client import Pending
+from fleet_sparse.worker.net.io_loop import IoLoop
 from fleet_sparse.worker.net.requests import DenseUpdate
+from fleet_sparse.worker.net.table_client import ExtraBlock
 from fleet_sparse.worker.rows.cache_job import CacheJob
 from fleet_sparse.worker.rows.cache_sizes import bytes_per_row, capacities_of, is_cached
 from fleet_sparse.worker.rows.cached_table import CachedTable
@@ -390,6 +393,38 @@ def test_ctrl_c_leaves_no_copy_with_a_newer_version(monkeypatch: pytest.MonkeyPa
         with pytest.raises(KeyboardInterrupt):
             first.read(job.spec, EVERY_ID)
         assert (first.read(job.spec, EVERY_ID).values[:, 1] >= 2).all()
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_after_ctrl_c_in_a_wait_for_dense_values_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Pending.wait
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3)
+        worker, ids = job.workers[0], {job.spec.name: [1, 2]}
+        worker.client.assign_dense(cluster.dense, np.zeros(10, np.float32))
+        coming = job.lookups[0].announce(ids, ids)
+        batch = worker.batch(job.spec, np.array([1, 2]))
+        worker.training.prefetch([batch], None, coming)
+        worker.channel.loses_reply = lambda shard: True
+
+        def interrupted(pending: Pending) -> list[ExtraBlock]:
+            monkeypatch.undo()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(IoLoop, "wait", interrupt)
+                return wait(pending)
+
+        monkeypatch.setattr(Pending, "wait", interrupted)
+        dense = DenseUpdate(cluster.dense, np.ones(10, np.float32), [np.empty(10, np.float32)], 1.0)
+        trained = batch._replace(values=job.updates.grads(0, 2), learning_rate=1.0)
+        with pytest.raises(KeyboardInterrupt):
+            worker.training.update([trained], [dense], 1.0)
+        worker.channel.loses_reply = lambda shard: False
+        batch = job.lookups[0].of(ids, coming)[job.spec.name].rows
+        worker.training.prefetch([batch], coming)
+        assert batch.values[:, 0].tolist() == [1, 1]
 
 
 def test_answers_may_come_in_several_frames() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,8 +19,10 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded_client import EmbeddedClient
-from fleet_sparse.errors import FleetSparseError, PushRefused
+from fleet_sparse.errors import ErrorCode, FleetSparseError, LogFull, PushRefused
+from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
 from fleet_sparse.worker.rows.row_caches import RowCaches
 from support.caching_workers import KINDS, LOOSE, CountingJob, Worker, cluster_of, mode_of
 from support.counted_updates import EVERY_ID, NUM_IDS
@@ -27,6 +31,11 @@ from support.in_process import InProcessCluster
 from support.saves import store_of
 from support.threads import JOIN_S, in_threads
 from support.waits import wait_until
+
+
+def save(training: PserverTraining) -> None:
+    with training.quiesce(10.0):
+        pass
 
 
 @pytest.mark.guarantee("H10")
@@ -78,6 +87,30 @@ def test_a_save_has_what_is_held_after_a_failed_push(is_embedded: bool) -> None:
 
 
 @pytest.mark.guarantee("H8")
+@pytest.mark.parametrize("end", [save, PserverTraining.end_pass, PserverTraining.drain])
+def test_the_only_worker_sends_again_what_a_full_disk_refused(
+    end: Callable[[PserverTraining], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 1, 3)
+        for _ in range(20):
+            job.step()
+        worker = job.workers[0]
+
+        def refuse_once(*_: Any, **__: Any) -> None:
+            monkeypatch.undo()
+            raise Refusal(ErrorCode.LOG_FULL, "full")
+
+        monkeypatch.setattr(cluster.shards[0], "commit", refuse_once)
+        with pytest.raises(LogFull):
+            worker.training.drain()
+        end(worker.training)
+        worker.client.flush()
+        plain = Worker(cluster, 0, 1, [job.spec], Mode())
+        np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.guarantee("H8")
 @pytest.mark.parametrize("is_embedded", [False, True])
 def test_a_save_leaves_the_error_of_a_push_made_ahead(is_embedded: bool) -> None:
     uncached = TableSpec(name="uncached", dim=1, rule="sgd", initializer=constant(0.0))
@@ -102,11 +135,6 @@ def test_a_save_leaves_the_error_of_a_push_made_ahead(is_embedded: bool) -> None
         np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
 
 
-def save(training: PserverTraining) -> None:
-    with training.quiesce(10.0):
-        pass
-
-
 @pytest.mark.parametrize("end", [PserverTraining.end_pass, PserverTraining.drain, save])
 @pytest.mark.parametrize("kind", ["sync", "lag"])
 @pytest.mark.parametrize("is_embedded", [False, True])
@@ -125,6 +153,47 @@ def test_a_flush_in_parts_ends_although_one_is_refused(
             end(worker.training)
             worker.client.flush()
         assert 1 <= worker.client.num_failed_pushes <= 2 * worker.caches.num_flushes  # refused, or not accepted
+
+
+def test_ctrl_c_waits_while_others_have_the_caches() -> None:
+    """The main thread waits for other workers, and then for a save, in another thread, that flushes the caches."""
+    with cluster_of(1) as cluster, ThreadPoolExecutor(1) as threads:
+        caches = CountingJob(cluster, "lag", LOOSE, 2, 3).workers[0].caches
+        assert caches is not None
+        is_flushing, flushes, main_thread = threading.Event(), list[Future[None]](), threading.get_ident()
+
+        def flush() -> None:
+            with caches._lock:
+                is_flushing.set()
+                wait_until(lambda: (block := DeferredInterrupt._innermost) is not None and not block.is_pending)
+                block = DeferredInterrupt._innermost
+                assert block is not None
+                signal.pthread_kill(main_thread, signal.SIGINT)
+                wait_until(lambda: block.is_pending)
+
+        def wait() -> None:
+            flushes.append(threads.submit(flush))
+            assert is_flushing.wait(JOIN_S)
+
+        with pytest.raises(KeyboardInterrupt), caches._lock:
+            caches._waited(wait)
+        flushes[0].result(JOIN_S)
+
+
+def test_early_rows_are_abandoned_while_others_have_the_caches() -> None:
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3, looks_ahead=True)
+        worker, ids = job.workers[0], {job.spec.name: [1, 2]}
+        assert worker.caches is not None
+        coming = job.lookups[0].announce(ids, ids)
+        batch = worker.batch(job.spec, np.array([1, 2]))
+        worker.training.prefetch([batch], None, coming)
+        with worker.caches._lock:
+            in_threads(partial(worker.training.abandon_early, coming))
+        num_pulled = worker.client.num_pulled_rows
+        worker.update(batch, job.updates.grads(0, 2))
+        assert worker.caches._ahead is None
+        assert worker.client.num_pulled_rows == num_pulled
 
 
 @pytest.mark.parametrize("is_embedded", [False, True])
