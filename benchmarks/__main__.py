@@ -19,7 +19,7 @@ from benchmarks.record import RESULTS, ROOT
 _REFUSED = 2
 """Exit code of argparse for options that it refused."""
 _WITHOUT_LOCAL = ("--local-rows", "0")
-_LONG = ("--examples", "1200000", "--evaluate-every", "200")
+_LONG = ("--examples", "1200000", "--evaluate-every", "400")
 _TWO_PSERVERS = ("--pservers", "2")
 _MANY_BOUNDS = ("--drifts", "0.5", "1", "4", "8", "16", "--lags", "10", "30", "300", "1000", "--seeds", "3")
 

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=AT_LEAST_1, default=128, help="examples of a step of each worker")
     parser.add_argument("--cache-percent", type=amount, default=10, help="rows that a worker caches")
     parser.add_argument("--cache-min-dim", type=DIM, default=2, help="smallest dim of a table that is cached")
-    parser.add_argument("--evaluate-every", type=AT_LEAST_1, default=50, help="steps of each worker")
+    parser.add_argument("--evaluate-every", type=AT_LEAST_1, default=200, help="steps of each worker")
     parser.add_argument("--target", type=amount, default=0.999, help="of the last AUC without caches")
     parser.add_argument("--seeds", type=AT_LEAST_1, default=1)
     parser.add_argument("--proxy", action="store_true", help="use the proxy in any case")
