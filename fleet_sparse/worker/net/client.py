@@ -134,6 +134,7 @@ class Client(TableClient):
         The rows are received into the values where possible: their contents are undefined until the call returns, and
         after an error or an interrupt, from which on nothing is written to them.
         """
+        self.check_usable()
         requests = self._plain_requests(Op.PULL, (), batches, step, is_deferred=False)
         if requests is None:
             of_blocks = self._requests(Op.PULL, step=step, to_all=step > 0)
@@ -159,6 +160,7 @@ class Client(TableClient):
         asks: Sequence[RowAsk] = (),
     ) -> TableCall:
         """As `TableClient`."""
+        self.check_usable()
         op = Op.PULL_EARLY if early else Op.PULL
         plain = None if asks else self._plain_requests(op, (), batches, step)
         if plain is not None:
@@ -175,17 +177,21 @@ class Client(TableClient):
         step: int = 0,
         changes: Sequence[RowChange] = (),
         asks: Sequence[RowAsk] = (),
+        raises_earlier: bool = True,
     ) -> TableCall:
         """As `TableClient`: one frame to each shard carries all gradients, which are sent from the arrays themselves.
 
         Memory that is not written to any more needs no care: until the acks, the client refers to it.
         """
+        self._check(raises_earlier=raises_earlier)
         if not (dense or changes or asks):
             op = Op.PUSH if pulls is None else Op.PUSH_PULL
             plain = self._plain_requests(op, batches, pulls or (), step, weight)
             if plain is not None:
                 return self._start_call(plain, pulls is not None)
-        return super().start_update(batches, dense, pulls, weight=weight, step=step, changes=changes, asks=asks)
+        return super().start_update(
+            *(batches, dense, pulls), weight=weight, step=step, changes=changes, asks=asks, raises_earlier=False
+        )
 
     # The whole client
 
@@ -283,8 +289,6 @@ class Client(TableClient):
         is_deferred: bool = True,
     ) -> list[Request] | None:
         """Requests for a lane; None if there is no lane, or these rows are not plain."""
-        if self._closed or self._num_forks != _Forks.num or self._io.failures:
-            self.check_usable()
         num_tables = len(pushes) + len(pulls)
         if not self._has_lane or num_tables > MAX_TABLES:
             return None

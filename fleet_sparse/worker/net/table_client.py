@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from fleet_sparse.core.dense_spec import DenseSpec
 from fleet_sparse.core.placement import Placement
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.wire.frame_format import Block, Op
 from fleet_sparse.wire.row_dtype import RowDtype
 
 from ..rows.deduplicator import UniqueIds
 from ..rows.row_batch import RowBatch, check_distinct
 from ..rows.row_exchange import RowAsk, RowChange
+from .deferred_interrupt import DeferredInterrupt
 from .requests import DenseUpdate, Requests
 
 
@@ -103,6 +105,7 @@ class TableClient(ABC):
         self.rows_dtype = rows_dtype
         self.max_frame_bytes = max_frame_bytes
         self._traffic = traffic
+        self._is_leaving = False  # it began to leave the step group, and has not heard that all others did
 
     def __enter__(self) -> Self:
         return self
@@ -220,6 +223,7 @@ class TableClient(ABC):
         step: int = 0,
         changes: Sequence[RowChange] = (),
         asks: Sequence[RowAsk] = (),
+        raises_earlier: bool = True,
     ) -> TableCall:
         """Pushes all gradients of a step; each shard applies its part as a whole or not at all.
 
@@ -233,6 +237,7 @@ class TableClient(ABC):
             step: In a job that counts steps, its number: every shard gets its part then, even an empty one.
             changes: Changes of rows that this worker caches.
             asks: As in `start_pull`; only with `pulls`.
+            raises_earlier: False to leave the errors of earlier pushes for the next call.
 
         Returns:
             The call; if it pulls nothing, its `wait` only waits until it is accepted.
@@ -242,7 +247,7 @@ class TableClient(ABC):
             ShardUnavailable: The window was full until the deadline, or a shard was given up before.
             FleetSparseError: An earlier push failed.
         """
-        self.check_usable()
+        self._check(raises_earlier=raises_earlier)
         wants_answers = pulls is not None
         for update in dense:
             wants_answers |= update.outs is not None
@@ -297,6 +302,7 @@ class TableClient(ABC):
         pulls: Sequence[RowBatch] = (),
         *,
         step: int,
+        raises_earlier: bool = True,
     ) -> TableCall:
         """Starts the second phase: the gradients are multiplied and applied; then as `start_update`.
 
@@ -305,8 +311,9 @@ class TableClient(ABC):
             dense: Dense arrays whose new values are pulled.
             pulls: Rows to pull.
             step: Number of the step.
+            raises_earlier: As in `start_update`.
         """
-        self.check_usable()
+        self._check(raises_earlier=raises_earlier)
         requests = self._requests(Op.COMMIT, step=step, to_all=True)
         for spec, values in factors:
             requests.add_factors(spec, values)
@@ -315,6 +322,8 @@ class TableClient(ABC):
 
     def leave(self) -> int:
         """Leaves the step group, in a job that counts steps, and waits until all workers have left it.
+
+        After Ctrl-C it is called again, and waits for the same.
 
         Returns:
             The newest step of the job; this worker continues with the next one.
@@ -325,7 +334,18 @@ class TableClient(ABC):
             FleetSparseError: An earlier push failed.
         """
         self.check_usable()
-        self._start(self._requests(Op.LEAVE, to_all=True)).wait()
+        try:
+            if self._is_leaving:  # Ctrl-C ended the wait of an earlier call
+                self.flush()
+            else:
+                with DeferredInterrupt():
+                    call = self._start(self._requests(Op.LEAVE, to_all=True))
+                    self._is_leaving = True
+                call.wait()
+        except FleetSparseError:
+            self._is_leaving = False
+            raise
+        self._is_leaving = False
         return self._newest_step()
 
     # Dense values
@@ -392,6 +412,12 @@ class TableClient(ABC):
         self._start(requests).wait()
 
     # The whole client
+
+    def _check(self, *, raises_earlier: bool) -> None:
+        if raises_earlier:
+            self.check_usable()
+        else:
+            self._check_open()
 
     @abstractmethod
     def check_usable(self) -> None:

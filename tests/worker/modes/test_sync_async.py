@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,9 @@ from fleet_sparse.wire.decode import decode
 from fleet_sparse.wire.frame_format import Op
 from fleet_sparse.worker.modes.step import Progress
 from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.call import Call
 from fleet_sparse.worker.net.channel import Buffer
+from fleet_sparse.worker.net.io_loop import IoLoop
 from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.row_batch import RowBatch
@@ -278,6 +281,32 @@ def test_a_worker_interrupted_at_a_barrier_trains_after_it(
     for worker in (first, second):
         worker.update(1.0)
     assert first.rows() == [0.5] * 6
+
+
+@pytest.mark.parametrize("mode", [SUM_MODE, Mode(ASYNC, max_step_lag=2)], ids=str)
+def test_a_worker_leaves_once_if_ctrl_c_ends_its_wait(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    first, second = workers_of(cluster, 2, mode)
+    wait = IoLoop.wait
+
+    def interrupted(io: IoLoop, call: Call, timeout_s: float = math.inf) -> None:
+        if not call.is_push:
+            return wait(io, call, timeout_s)
+        monkeypatch.undo()
+        call.is_abandoned = True
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(IoLoop, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        first.training.drain(leaves=True)
+    second.update(1.0)
+    in_threads(partial(first.training.drain, leaves=True), partial(second.training.drain, leaves=True))
+    for worker in (first, second):
+        worker.update(1.0)
+    for worker in (first, second):
+        worker.training.drain()
+    assert first.rows() == [0.25] * 6
 
 
 def test_a_push_interrupted_by_ctrl_c_counts(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
