@@ -241,11 +241,11 @@ class GeoTraining:
         # Ctrl-C waits until rows whose changes were sent have left the window: they would be sent twice.
         with DeferredInterrupt():
             pending = self._client.start_push(changes)
+            pending.wait_accepted()
             self._behind.note_pushed(changes)
             self._window.note_pushed(changes)
             self._exchanged = self._newest
             self._num_steps = 0
-        pending.wait()
         for array in self._dense.values():
             array.exchange(self._client, self._weight)
 

@@ -19,7 +19,7 @@ from fleet_sparse.core.mode import AVG, GEO, SUM, Mode
 from fleet_sparse.core.rules import RULES
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded import local_dense, local_rows
-from fleet_sparse.errors import PushRefused
+from fleet_sparse.errors import PushRefused, ShardUnavailable
 from fleet_sparse.pserver.storage.table_store import TableStore
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
@@ -731,3 +731,17 @@ def test_two_workers_see_and_give_the_rows_of_the_model(
     ids = [*range(-4, 5), -(2**63), 2**63 - 1]
     np.testing.assert_allclose(job.rows(ids), [model.row(id_) for id_ in ids], rtol=0, atol=2e-5)
     job.close()
+
+
+def test_a_window_whose_push_is_not_accepted_stays(job: Job) -> None:
+    worker = job.worker(k_steps=2, settings=replace(QUICK, max_inflight_pushes=1, deadline_s=0.5))
+    worker.step([1, 2], 1.0)
+    worker.prefetch([1, 2])
+    job.cluster.channel.loses_request = lambda shard: True
+    unique, _ = job.unique(job.table, range(3, 20))
+    worker.client.push([RowBatch(job.table, unique, np.ones((len(unique.ids), DIM), np.float32), 1.0)])
+    before = worker.training.progress()
+    with pytest.raises(ShardUnavailable):
+        worker.update([1, 2], 1.0)
+    assert worker.training.progress() == before
+    assert sum(len(each.unique.ids) for each in worker.training._window.changes(1.0)) == 2
