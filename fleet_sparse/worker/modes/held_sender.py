@@ -43,11 +43,13 @@ class HeldSender:
         """Makes one of `num_parts` steps, in which other workers may train. Raises as `Training.update`."""
         self._make_part()
 
-    def send(self, make_part: Callable[[], object] | None = None) -> bool:
+    def send(self, make_part: Callable[[], object] | None = None, *, is_leaving: bool = False) -> bool:
         """Makes all parts, unless this worker has made no step since all workers had sent what they held.
 
         Args:
             make_part: Calls `send_part` as a part of more; `send_part` itself if left out.
+            is_leaving: True if this worker leaves the step group next: it also sends what it holds of a step whose push
+                was not accepted. At another time the others would not make as many parts.
 
         Returns:
             True if it made steps.
@@ -55,7 +57,9 @@ class HeldSender:
         Raises:
             FleetSparseError: As `Training.update`.
         """
-        if not self.holds_back or self._step() == self._sent_step:
+        if self._caches is None or not self.holds_back:
+            return False
+        if self._step() == self._sent_step and not (is_leaving and self._caches.num_held):
             return False
         for _ in range(self.num_parts):
             (make_part or self.send_part)()

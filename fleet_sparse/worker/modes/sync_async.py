@@ -82,14 +82,16 @@ class PserverTraining:
 
     def note_states(self, states: Iterable[TableState], *, are_replaced: bool = False) -> None:
         """As `Training`: update counts continue from those of the pservers' tables."""
-        with self._stepping if are_replaced else nullcontext(), self._lock:
+        with self._stepping if are_replaced else nullcontext():
             if are_replaced:
                 self._rows.clear()
                 if self._caches is not None:
                     self._caches.clear()
-                self._num_updates.clear()
-            for state in states:
-                self._num_updates[state.name] = max(self._num_updates.get(state.name, 0), state.optimizer_step)
+            with self._lock:
+                if are_replaced:
+                    self._num_updates.clear()
+                for state in states:
+                    self._num_updates[state.name] = max(self._num_updates.get(state.name, 0), state.optimizer_step)
 
     def pull(self, batches: Sequence[RowBatch]) -> None:
         """As `Training`."""
@@ -171,6 +173,7 @@ class PserverTraining:
         A `rows_clip` takes the place of `clip` in a step whose dense gradients the workers merge.
 
         Ctrl-C does not divide it: a step that was sent counts, and the second phase of a clipped one follows the first.
+        With row caches it also waits until the push is accepted.
 
         Raises:
             PushRefused: A gradient or learning rate is not finite, and this worker is the only one and trains dense
@@ -463,7 +466,7 @@ class PserverTraining:
         """
         if self._caches is not None:
             if leaves and self.holds_back:
-                self.held.send()
+                self.held.send(is_leaving=True)
             elif not self._is_merged and self._caches.num_held:
                 with self._stepping:
                     self._flush_caches(self._caches)

@@ -270,7 +270,9 @@ class RowCaches:
             if self._pulled_early is not None and not self._pulled_early.is_untouched_by(batches):
                 self._drop_pulled_early()
             if coming is None:
-                call = self._client.start_update(pushes, dense, pulls, weight=weight, step=step, changes=changes)
+                call = self._client.start_update(
+                    *(pushes, dense, pulls), weight=weight, step=step, changes=changes, raises_earlier=False
+                )
                 call.wait_accepted()
                 return call
             self._num_batches += 1
@@ -280,7 +282,9 @@ class RowCaches:
             plain, asks = lookups.plain, lookups.asks
             # Where steps are counted the answer says that this one is complete, and has early rows that it changed.
             late = plain if plain or asks or step else pulls
-            call = self._client.start_update(pushes, dense, late, weight=weight, step=step, changes=changes, asks=asks)
+            call = self._client.start_update(
+                *(pushes, dense, late), weight=weight, step=step, changes=changes, asks=asks, raises_earlier=False
+            )
             call.wait_accepted()
             self._ahead, self._pulled_early = _Ahead(coming, lookups, call, self._pulled_early), None
             return call
@@ -312,7 +316,7 @@ class RowCaches:
             prepared, self._prepared = self._prepared, ()
         with self._trained(prepared, {spec.name: values for spec, values in factors}) as (_, changes, _):
             assert not changes, "no updates are held back"
-            call = self._client.start_commit(factors, dense, pulls, step=step)
+            call = self._client.start_commit(factors, dense, pulls, step=step, raises_earlier=False)
             call.wait_accepted()
             return call
 
@@ -398,7 +402,9 @@ class RowCaches:
         """
         pushes, changes, trained = [], [], []
         with self._lock:
-            self._client.check_usable()  # before the copies are trained, for the script may repeat the step
+            # Errors of earlier pushes are raised before the copies are trained, for the script may repeat the step, and
+            # not after it: those that come meanwhile are left for the next call.
+            self._client.check_usable()
             self._num_changes += 1
             self._drop_ahead()
             for batch in batches:
@@ -594,6 +600,8 @@ class RowCaches:
         """Returns whether a push has failed, or a pserver was started again, since the last call."""
         if not self._has_failures():
             return False
+        self._drop_ahead()
+        self._drop_pulled_early()
         num_failed = self._noted[0]
         self._noted = self._client.num_failed_pushes, self._client.num_rejoins
         self._epochs.clear()

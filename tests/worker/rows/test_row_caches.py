@@ -283,6 +283,34 @@ def test_a_step_that_raised_an_earlier_error_is_repeated_once(is_embedded: bool,
         np.testing.assert_array_equal(worker.evaluate(job.spec, ids)[:, 0], 3)
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("is_embedded", [False, True])
+@pytest.mark.guarantee("H3")
+def test_an_error_that_comes_while_copies_are_trained_waits(
+    is_embedded: bool, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = CachedTable.apply
+    with cluster_of(1, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, num_workers, 3)
+        worker, ids = job.workers[0], np.arange(4)
+        for _ in range(2):
+            worker.update(worker.read(job.spec, ids), job.updates.grads(0, 4))
+        batch = worker.read(job.spec, ids)
+        refused = worker.batch(job.spec, np.array([19]))._replace(learning_rate=1.0, optimizer_step=99)  # of NaN
+
+        def trained_meanwhile(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            worker.client.start_push([refused])
+            wait_until(lambda: worker.client.num_failed_pushes > 0)
+            return apply(*arguments)
+
+        monkeypatch.setattr(CachedTable, "apply", trained_meanwhile)
+        worker.update(batch, job.updates.grads(0, 4))
+        with pytest.raises(PushRefused):
+            worker.client.check_usable()
+        np.testing.assert_array_equal(worker.evaluate(job.spec, ids)[:, 0], 3)
+
+
 @pytest.mark.guarantee("H3")
 def test_a_refused_push_is_lost_with_what_was_due_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A seventh update of a row is due. The disk of the log has no room for it."""

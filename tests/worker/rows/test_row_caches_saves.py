@@ -19,7 +19,7 @@ from fleet_sparse.core.mode import Mode
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.embedded_client import EmbeddedClient
-from fleet_sparse.errors import ErrorCode, FleetSparseError, LogFull, PushRefused
+from fleet_sparse.errors import ErrorCode, FleetSparseError, LogFull, PushRefused, ShardUnavailable
 from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
@@ -31,6 +31,10 @@ from support.in_process import InProcessCluster
 from support.saves import store_of
 from support.threads import JOIN_S, in_threads
 from support.waits import wait_until
+
+
+def no_room(*_: Any, **__: Any) -> None:
+    raise ShardUnavailable("shard 0: no room for a push", shard=0, endpoint="")
 
 
 def save(training: PserverTraining) -> None:
@@ -153,6 +157,36 @@ def test_a_flush_in_parts_ends_although_one_is_refused(
             end(worker.training)
             worker.client.flush()
         assert 1 <= worker.client.num_failed_pushes <= 2 * worker.caches.num_flushes  # refused, or not accepted
+
+
+def test_a_save_drops_early_rows_of_a_restarted_pserver(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 2, 3, looks_ahead=True, max_held=0)
+        worker, ids = job.workers[0], {job.spec.name: [1, 2]}
+        assert worker.caches is not None
+        worker.training.prefetch([worker.batch(job.spec, np.array([1, 2]))], None, job.lookups[0].announce(ids, ids))
+        worker.update(worker.batch(job.spec, np.array([1, 2])), job.updates.grads(0, 2))
+        assert worker.caches._ahead is not None
+        monkeypatch.setattr(type(worker.client), "num_rejoins", 1)
+        save(worker.training)
+        assert worker.caches._ahead is None
+
+
+@pytest.mark.guarantee("H7")
+def test_a_barrier_sends_updates_of_a_push_that_was_not_accepted() -> None:
+    with cluster_of(2) as cluster:
+        job = CountingJob(cluster, "sync", LOOSE, 2, 3)
+        for _ in range(5):
+            job.step()
+        job.meet()
+        worker, ids = job.workers[0], np.arange(4)
+        batch = worker.read(job.spec, ids)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(ShardUnavailable):
+            patch.setattr(worker.client, "start_update", no_room)
+            worker.update(batch, job.updates.grads(0, 4))
+        assert job.num_held > 0
+        job.meet()
+        assert job.num_held == 0
 
 
 def test_ctrl_c_waits_while_others_have_the_caches() -> None:
