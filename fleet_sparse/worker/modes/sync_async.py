@@ -173,7 +173,6 @@ class PserverTraining:
         A `rows_clip` takes the place of `clip` in a step whose dense gradients the workers merge.
 
         Ctrl-C does not divide it: a step that was sent counts, and the second phase of a clipped one follows the first.
-        With row caches it also waits until the push is accepted.
 
         Raises:
             PushRefused: A gradient or learning rate is not finite, and this worker is the only one and trains dense
@@ -218,9 +217,10 @@ class PserverTraining:
                 else:
                     weight = num_examples if self._is_merged else 1.0
                     pending = sender.start_update(batches, updates, late, weight=weight, step=step)
+                pending.wait_accepted()
                 self._count_step(batches, updates, position)
                 self._rows.note_pushed(batches)
-        waits = merged_clip is not None or not pending.wants_answers
+        waits = merged_clip is not None
         for update in updates:
             waits |= update.outs is not None
         if waits:

@@ -134,7 +134,8 @@ class Client(TableClient):
         The rows are received into the values where possible: their contents are undefined until the call returns, and
         after an error or an interrupt, from which on nothing is written to them.
         """
-        self.check_usable()
+        if self._closed or self._num_forks != _Forks.num or self._io.failures:
+            self.check_usable()
         requests = self._plain_requests(Op.PULL, (), batches, step, is_deferred=False)
         if requests is None:
             of_blocks = self._requests(Op.PULL, step=step, to_all=step > 0)
@@ -183,7 +184,8 @@ class Client(TableClient):
 
         Memory that is not written to any more needs no care: until the acks, the client refers to it.
         """
-        self._check(raises_earlier=raises_earlier)
+        if self._closed or self._num_forks != _Forks.num or (raises_earlier and self._io.failures):
+            self._check(raises_earlier=raises_earlier)
         if not (dense or changes or asks):
             op = Op.PUSH if pulls is None else Op.PUSH_PULL
             plain = self._plain_requests(op, batches, pulls or (), step, weight)

@@ -179,15 +179,22 @@ class IoLoop:
             raise self._claim(call.error)
 
     def wait_accepted(self, call: Call) -> None:
-        """Returns when a call was accepted into the window.
+        """Returns when a call was accepted into the window, or at Ctrl-C: then it is sent when there is room.
 
         Raises:
-            FleetSparseError: It was not: nothing of it is sent.
+            FleetSparseError: It was not accepted: nothing of it is sent.
         """
-        if not call.is_accepted:
-            behind = Call([], wants_answers=False)
+        if call.is_accepted:
+            return
+        behind = Call([], wants_answers=False)
+        with DeferredInterrupt(partial(behind.done.put, None)) as interrupt:
             self.start(behind)
-            self.wait(behind)
+            if behind.num_missing and not self._run_io(behind) and self._inbox:
+                self._channel.wake()
+            if behind.num_missing and not interrupt.is_pending:
+                self._wait_for_others(behind, math.inf)
+            if behind.num_missing:  # Ctrl-C: nobody waits for an error, which a later call is to raise
+                call.is_abandoned |= not call.wants_answers
         if not call.is_accepted and call.error is not None:
             raise self._claim(call.error)
 

@@ -58,6 +58,8 @@ class TableCall(Protocol):
     def wait_accepted(self) -> None:
         """Waits until a call is accepted, and what it pushes will be sent; its answers may still be missing.
 
+        Ctrl-C ends the wait, also where it is deferred: what the call pushes is sent when there is room.
+
         Raises:
             ShardUnavailable: The window was full until the deadline, or a shard was given up: nothing of it is sent.
             FleetSparseError: The client is closed.

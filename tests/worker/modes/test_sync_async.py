@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, SUM, SYNC, Mode
 from fleet_sparse.core.table_spec import TableSpec
-from fleet_sparse.errors import FleetSparseError, PushRefused
+from fleet_sparse.errors import FleetSparseError, PushRefused, ShardUnavailable
 from fleet_sparse.settings import Settings
 from fleet_sparse.wire.control import TableState
 from fleet_sparse.wire.decode import decode
@@ -307,6 +308,17 @@ def test_a_worker_leaves_once_if_ctrl_c_ends_its_wait(
     for worker in (first, second):
         worker.training.drain()
     assert first.rows() == [0.25] * 6
+
+
+@pytest.mark.parametrize("dense", [None, 1.0], ids=["rows", "rows and dense"])
+def test_a_step_whose_push_is_not_accepted_does_not_count(cluster: InProcessCluster, dense: float | None) -> None:
+    (worker,) = workers_of(cluster, 1, ASYNC_MODE, replace(QUICK, max_inflight_pushes=1, deadline_s=0.5))
+    assign_zeros(cluster, worker)
+    cluster.channel.loses_request = lambda shard: True
+    worker.update(1.0, position="a")
+    with pytest.raises(ShardUnavailable):
+        worker.update(1.0, position="b", dense=dense)
+    assert worker.training.progress() == Progress(1, "a")
 
 
 def test_a_push_interrupted_by_ctrl_c_counts(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,12 @@ from fleet_sparse.errors import FleetSparseError
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.net.channel import Buffer
 from fleet_sparse.worker.net.client import Client
+from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
 from fleet_sparse.worker.net.io_loop import IoLoop
 from fleet_sparse.worker.net.shard_link import ClientIdentity
 from fleet_sparse.worker.net.stream_channel import StreamChannel
 from fleet_sparse.worker.rows.row_batch import RowBatch
-from support.client_calls import pulled, push, shard_with, unique_of
+from support.client_calls import pulled, push, rows_push, shard_with, unique_of
 from support.forks import in_child
 from support.in_process import QUICK, InProcessCluster
 from support.streams import StreamServer
@@ -141,6 +142,20 @@ def test_a_push_that_waits_continues_after_a_quiet_handler(
         for step in (1, 2, 3):
             push(cluster, client, cluster.table, [number], step=step)
     assert pulled(cluster, client, cluster.table, [number]) == {number: [0.25] * 4}
+
+
+def test_ctrl_c_ends_a_wait_for_acceptance(cluster: InProcessCluster, quick: Quick) -> None:
+    """Also one in which it is deferred. The push is sent when there is room."""
+    client = cluster.client(quick(max_inflight_pushes=1))
+    number = shard_with(cluster, cluster.table, 0)
+    cluster.channel.loses_reply = lambda shard: True
+    push(cluster, client, cluster.table, [number])
+    call = client.start_update([rows_push(cluster, cluster.table, [number])], [])
+    with pytest.raises(KeyboardInterrupt), DeferredInterrupt(), when(retries(cluster), interrupt):
+        call.wait_accepted()
+    cluster.channel.loses_reply = lambda shard: False
+    client.flush()
+    assert pulled(cluster, client, cluster.table, [number]) == {number: [0.5] * 4}
 
 
 # Over Unix sockets
