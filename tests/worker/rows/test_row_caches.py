@@ -427,7 +427,7 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_after_ctrl_c_in_a_wait_for_dense_values_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on_after_ctrl_c_in_a_wait_for_values(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = Pending.wait
     with cluster_of(1) as cluster:
         job = CountingJob(cluster, "async", LOOSE, 2, 3)
