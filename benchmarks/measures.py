@@ -121,24 +121,23 @@ def saved_over_simulated(key: str) -> Callable[[Run], Figure | None]:
 
 
 def of_bound(bound: str, measure: Callable[[Mapping[str, float]], float]) -> Callable[[Run], Figure | None]:
-    """Returns the measure of what a job with row caches of a bound gave; None if it was left out."""
+    """Returns the measure of what a job with row caches of a bound gave; None if no round has it."""
 
     def measured(run: Run) -> Figure | None:
-        if any(bound not in each for each in run["rounds"]):
-            return None
-        return by_round(lambda each: measure(each[bound]))(run)
+        rounds = [each for each in run["rounds"] if bound in each]
+        return by_round(lambda each: measure(each[bound]))({"rounds": rounds}) if rounds else None
 
     return measured
 
 
 def auc_where_a_count_fails(run: Run) -> Figure | NotApplicable | None:
     """Returns the AUC with a drift less that without a cache, where a bound in updates alone loses 0.01."""
-    if any("lag 100, no share" not in each for each in run["rounds"]):
+    lost = of_bound("lag 100, no share", lambda each: each["loss_of_auc"])(run)
+    if lost is None:
         return None
-    lost = by_round(lambda each: each["lag 100, no share"]["loss_of_auc"])(run).value
-    if lost < LOST_BY_A_COUNT:
-        return NotApplicable(f"a lag of 100 alone gives {-lost:+.4f}")
-    return by_round(lambda each: -each["drift 2 x rate"]["loss_of_auc"])(run)
+    if lost.value < LOST_BY_A_COUNT:
+        return NotApplicable(f"a lag of 100 alone gives {-lost.value:+.4f}")
+    return of_bound("drift 2 x rate", lambda each: -each["loss_of_auc"])(run)
 
 
 def time_to_auc(run: Run) -> Figure:

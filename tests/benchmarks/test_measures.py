@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from benchmarks.het.dense_link import ALL_REDUCE, BESIDE
-from benchmarks.measures import misses_over_the_best_policy, over_ring, time_to_auc, worst_time_to_auc
+from benchmarks.measures import (
+    Figure,
+    NotApplicable,
+    auc_where_a_count_fails,
+    misses_over_the_best_policy,
+    of_bound,
+    over_ring,
+    time_to_auc,
+    worst_time_to_auc,
+)
 
 
 def link_run(dim: int, *seconds: float, rate: int = 100, examples: int = 400, pservers: int = 1) -> dict[str, Any]:
@@ -41,6 +50,28 @@ def test_an_auc_that_was_not_reached_takes_for_ever() -> None:
     run = link_run(16, 0.3)
     run["rounds"][0]["drift 2 x rate"]["has_reached"] = False
     assert time_to_auc(run).value == math.inf
+
+
+def auc_round(**losses: float) -> dict[str, Any]:
+    names = {"drift": "drift 2 x rate", "count": "lag 100, no share"}
+    return {names[name]: {"loss_of_auc": loss} for name, loss in losses.items()}
+
+
+def test_a_bound_counts_in_the_rounds_that_have_it() -> None:
+    auc = of_bound("drift 2 x rate", lambda each: -each["loss_of_auc"])
+    found = auc({"rounds": [auc_round(drift=0.5), auc_round(count=0.25), auc_round(drift=1.5)]})
+    assert found
+    assert (found.value, found.of_rounds) == (-1.0, [-0.5, -1.5])
+    assert auc({"rounds": [auc_round(count=0.25)]}) is None
+
+
+def test_a_drift_counts_where_a_bound_in_updates_loses() -> None:
+    rounds = [auc_round(count=0.02), auc_round(drift=0.004)]
+    found = auc_where_a_count_fails({"rounds": rounds})
+    assert isinstance(found, Figure)
+    assert found.value == -0.004
+    assert isinstance(auc_where_a_count_fails({"rounds": [auc_round(count=0.005), rounds[1]]}), NotApplicable)
+    assert auc_where_a_count_fails({"rounds": rounds[1:]}) is None
 
 
 def test_the_best_other_policy_counts_for_a_cache_of_15_percent() -> None:
