@@ -15,6 +15,7 @@ from fleet_sparse.core.initializer import constant
 from fleet_sparse.core.mode import ASYNC, AVG, SUM, SYNC, Mode
 from fleet_sparse.core.row_bound import RowBound
 from fleet_sparse.core.table_spec import TableSpec
+from fleet_sparse.errors import ShardUnavailable
 from fleet_sparse.plugin.row_cache import RowCache, cache_job
 from fleet_sparse.settings import Settings
 from fleet_sparse.worker.modes.sync_async import PserverTraining
@@ -37,6 +38,11 @@ def mode_of(kind: str, bound: RowBound | None) -> Mode:
     if kind in ("sync", "sync avg"):
         return Mode(SYNC, AVG if kind == "sync avg" else SUM, row_bound=bound)
     return Mode(ASYNC, max_step_lag=1 if kind == "lag" else None, row_bound=bound)
+
+
+def no_room(*_: Any, **__: Any) -> None:
+    """In the place of a call of the client whose window is full until the deadline."""
+    raise ShardUnavailable("shard 0: no room for a push", shard=0, endpoint="")
 
 
 class Worker:
@@ -74,6 +80,10 @@ class Worker:
     def batch(self, spec: TableSpec, ids: NDArray[np.int64]) -> RowBatch:
         unique, _ = self.deduplicator.unique([ids], spec.salt)
         return RowBatch(spec, unique, np.full((len(unique.ids), spec.dim), np.nan, np.float32))
+
+    def refused(self, spec: TableSpec, id_: int = 1) -> RowBatch:
+        """Gradients of a row that the pservers refuse: they are NaN."""
+        return self.batch(spec, np.array([id_]))._replace(learning_rate=1.0, optimizer_step=99)
 
     def have_copies(self, spec: TableSpec, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         if self.caches is None or self.caches._tables is None:

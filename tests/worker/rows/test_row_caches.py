@@ -37,7 +37,7 @@ from fleet_sparse.worker.rows.cached_table import CachedTable
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
 from fleet_sparse.worker.rows.table_exchange import NUM_LAG_CLASSES
-from support.caching_workers import LOOSE, CountingJob, Worker, cluster_of, mode_of
+from support.caching_workers import LOOSE, CountingJob, Worker, cluster_of, mode_of, no_room
 from support.counted_updates import EVERY_ID, NUM_IDS
 from support.in_process import QUICK, InProcessCluster
 from support.successive import SuccessiveLookups
@@ -242,10 +242,6 @@ def test_a_malformed_answer_of_a_later_table_changes_no_copy(
         assert what_copies_are(workers[0]) != before
 
 
-def no_room(*_: Any, **__: Any) -> None:
-    raise ShardUnavailable("shard 0: no room for a push", shard=0, endpoint="")
-
-
 @pytest.mark.parametrize("lag", [30, 6])
 @pytest.mark.guarantee("H3")
 def test_a_step_with_a_wrong_dense_gradient_changes_no_copy(lag: int) -> None:
@@ -274,7 +270,7 @@ def test_a_step_that_raised_an_earlier_error_is_repeated_once(is_embedded: bool,
         for _ in range(2):
             worker.update(worker.read(job.spec, ids), job.updates.grads(0, 4))
         batch = worker.read(job.spec, ids)
-        refused = worker.batch(job.spec, np.array([19]))._replace(learning_rate=1.0, optimizer_step=99)  # of NaN
+        refused = worker.refused(job.spec, 19)
         worker.client.start_push([refused])
         wait_until(lambda: worker.client.num_failed_pushes > 0)
         with pytest.raises(PushRefused):
@@ -296,7 +292,7 @@ def test_an_error_that_comes_while_copies_are_trained_waits(
         for _ in range(2):
             worker.update(worker.read(job.spec, ids), job.updates.grads(0, 4))
         batch = worker.read(job.spec, ids)
-        refused = worker.batch(job.spec, np.array([19]))._replace(learning_rate=1.0, optimizer_step=99)  # of NaN
+        refused = worker.refused(job.spec, 19)
 
         def trained_meanwhile(*arguments: Any) -> Any:
             monkeypatch.undo()

@@ -24,17 +24,13 @@ from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.worker.modes.sync_async import PserverTraining
 from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
 from fleet_sparse.worker.rows.row_caches import RowCaches
-from support.caching_workers import KINDS, LOOSE, CountingJob, Worker, cluster_of, mode_of
+from support.caching_workers import KINDS, LOOSE, CountingJob, Worker, cluster_of, mode_of, no_room
 from support.counted_updates import EVERY_ID, NUM_IDS
 from support.cow_views import all_rows
 from support.in_process import InProcessCluster
 from support.saves import store_of
 from support.threads import JOIN_S, in_threads
 from support.waits import wait_until
-
-
-def no_room(*_: Any, **__: Any) -> None:
-    raise ShardUnavailable("shard 0: no room for a push", shard=0, endpoint="")
 
 
 def save(training: PserverTraining) -> None:
@@ -77,7 +73,7 @@ def test_a_save_has_what_is_held_after_a_failed_push(is_embedded: bool) -> None:
         for _ in range(20):
             job.step()
         worker = job.workers[0]
-        refused = worker.batch(job.spec, np.array([1]))._replace(learning_rate=1.0, optimizer_step=99)  # of NaN
+        refused = worker.refused(job.spec)
         worker.client.start_update([refused], [])
         wait_until(lambda: worker.client.num_failed_pushes > 0)
         assert worker.caches is not None
@@ -127,7 +123,7 @@ def test_a_save_leaves_the_error_of_a_push_made_ahead(is_embedded: bool) -> None
         worker = job.workers[0]
         assert worker.caches is not None
         job.read(0, {job.spec.name: EVERY_ID.tolist()})
-        refused = worker.batch(uncached, np.array([1]))._replace(learning_rate=1.0, optimizer_step=99)  # of NaN
+        refused = worker.refused(uncached)
         worker.caches.start_update([refused], [])  # and pulls rows of the next step that have no copies
         wait_until(lambda: worker.client.num_failed_pushes > 0)
         assert worker.caches.num_held > 0
