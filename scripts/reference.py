@@ -79,7 +79,18 @@ def _signature(of: Any) -> str:
     if of.is_function:
         return str(of.signature())
     bases = ", ".join(str(base) for base in of.bases)
-    return f"class {of.name}({bases})" if bases else f"class {of.name}"
+    head = f"class {of.name}({bases})" if bases else f"class {of.name}"
+    return "\n".join([head, *_constructor(of)])
+
+
+def _constructor(of: Any) -> list[str]:
+    """The signature of `__init__`, or the fields of a struct, which has none; not of errors, which no user makes."""
+    if any(str(base).endswith(("Error", "Exception")) for base in of.bases) or "dataclass" in of.labels:
+        return []
+    if (init := of.members.get("__init__")) is not None:
+        return [str(init.signature()).replace("__init__", of.name, 1).removesuffix(" -> None")]
+    fields = [each for each in of.members.values() if each.is_attribute and each.annotation and not each.docstring]
+    return [f"    {each.name}: {each.annotation} = {each.value}" for each in fields]
 
 
 def _default(member: Any) -> str:

@@ -68,6 +68,7 @@ from fleet_sparse.plugin.dygraph.layers import check_untraced
 from fleet_sparse.plugin.optimizer import PserverOptimizer
 from fleet_sparse.plugin.optimizer_config import read_optimizer
 from fleet_sparse.plugin.paddle_support import check_flags, check_version
+from fleet_sparse.plugin.row_cache import RowCache, check_memory
 from fleet_sparse.plugin.schedule import Schedule
 from fleet_sparse.plugin.size_limit import SizeLimit
 from fleet_sparse.plugin.snapshots import Snapshots
@@ -241,6 +242,44 @@ def _dense(_: Path) -> None:
 )
 def _row_bound(_: Path) -> None:
     read_strategy(PserverStrategy(max_row_lag=100, max_row_drift=0.1))
+
+
+@entry(
+    PlanError,
+    "PserverStrategy.row_cache: is given without a bound on what its rows may lack. Write max_row_lag=100, or "
+    "max_row_drift=2 * learning_rate, too",
+)
+def _unbounded_row_cache(_: Path) -> None:
+    read_strategy(PserverStrategy(row_cache=RowCache()))
+
+
+@entry(
+    PlanError,
+    "PserverStrategy.max_row_lag: is 100 with k_steps above 0, whose windows cache rows already. Leave it out, or write "
+    "k_steps 0",
+)
+def _row_bound_in_geo(_: Path) -> None:
+    strategy = PserverStrategy(max_row_lag=100)
+    strategy.a_sync_configs = {"k_steps": 10}
+    read_strategy(strategy)
+
+
+@entry(
+    PlanError,
+    "PserverStrategy.refuse_ids_past_size: is True, which has a meaning with max_row_lag and max_row_drift of None "
+    "only. <...>",
+)
+def _size_limit_with_row_caches(_: Path) -> None:
+    read_strategy(PserverStrategy(max_row_lag=100, refuse_ids_past_size=True))
+
+
+@entry(
+    PlanError,
+    "RowCache.max_bytes: is 1125899906842624, the copies need 1125899906842624 bytes, and <...> bytes of memory are "
+    "free. Write less",
+)
+def _row_cache_past_memory(_: Path) -> None:
+    check_memory(RowCache(max_bytes=1 << 50), read_optimizer(paddle.optimizer.SGD(0.1)), [16])
 
 
 @entry(

@@ -94,7 +94,7 @@ def plan(  # noqa: PLR0913, PLR0917  # the options of the command
     row_lag: Annotated[int, _counted("`max_row_lag` of the cached rows.")] = 0,
     row_lag_share: Annotated[float, typer.Option(help="`max_row_lag_share`; 0 for any share.")] = DEFAULT_SHARE,
     row_drift: Annotated[float, typer.Option(help="`max_row_drift` instead; needs --row-step.")] = 0.0,
-    row_step: Annotated[float, typer.Option(help="By how much an update changes a value of its row at most.")] = 0.0,
+    row_step: Annotated[float, typer.Option(help="Mean over updates of the largest change of a value.")] = 0.0,
     cache_steps: Annotated[
         int, _counted("Steps after which the row cache is judged: rows may lack a share of their updates until then.")
     ] = 2000,

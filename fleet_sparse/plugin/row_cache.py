@@ -29,7 +29,8 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
     """How each worker caches rows of the tables that it trains; a field of `PserverStrategy`, which bounds their lag.
 
     Attributes:
-        max_bytes: Memory of all copies of a worker, in bytes, divided evenly among its tables.
+        max_bytes: Memory of all copies of a worker, in bytes, divided evenly among its tables; what a small table does
+            not need goes to the others. It is reserved in the first step.
         max_rows: Largest number of copies of one table; None for what fits into `max_bytes`.
         min_dim: Smallest dim of a table that is cached. Narrow rows save few bytes for what the cache of a table costs
             a step.
@@ -41,8 +42,8 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
         hold_back: Largest number of updates of a row that a worker holds back; 0 for none, None for what the bound
             allows. With several workers a rule whose updates cannot be merged holds none. With `max_row_drift`, which
             bounds a distance, only 0 and None are accepted.
-        merge: What a gradient of a table weighs that can be cached, whatever its dim and whenever it was declared:
-            with "sum" it is whole, with "avg" it is divided by the number of workers. None is what the mode does
+        merge: How much a gradient counts, for tables that can be cached, whatever their dim and whenever they were
+            declared: with "sum" it is whole, with "avg" it is divided by the number of workers. None is what the mode does
             without a cache: "avg" in sync training with the mean of gradients, where "sum" is refused, else "sum".
 
     Raises:

@@ -54,14 +54,18 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
 
-    def run(tool: str, *arguments: str, directory: Path = tmp_path, ends_with: str = SUCCESS) -> Job:
+    def run(tool: str, *arguments: str, directory: Path = tmp_path, strategy: str = "") -> Job:
         shutil.rmtree(tmp_path / "tools", ignore_errors=True)
         path = with_one_line(tmp_path, tool)
         assert path.read_text().count(ONE_LINE) == 1
+        if strategy:
+            module = path.parent / "utils" / "static_ps" / "program_helper.py"
+            text = module.read_text("utf-8").replace("paddle.distributed.fleet.DistributedStrategy()", strategy)
+            module.write_text(f"import fleet_sparse\n{text}", "utf-8")
         ended = fleetrun(path, directory, *arguments, num_servers=2, num_workers=2, timeout_s=TIMEOUT_S)
         for worker in range(2):
             log = ended.logs[f"workerlog.{worker}"]
-            assert ends_with in log, log[-4000:]
+            assert SUCCESS in log, log[-4000:]
         return ended
 
     return run
@@ -77,6 +81,17 @@ def test_static_ps_trainer_trains(job, tmp_path, model):
     assert aucs[0] == aucs[1]
     assert float(aucs[0][-1]) > float(aucs[0][0])
     assert (tmp_path / "model" / "5").is_dir()
+
+
+def test_static_ps_trainer_caches_rows(job, tmp_path):
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    (tmp_path / "model").mkdir()
+    options = ["runner.epochs=6", "runner.model_save_path=model"]
+    strategy = "fleet_sparse.PserverStrategy(max_row_lag=100, row_cache=fleet_sparse.RowCache())"
+    ended = job("static_ps_trainer.py", "-m", "models/rank/dnn/config_cpups.yaml", "-o", *options, strategy=strategy)
+    for worker in range(2):
+        found = re.search(rf"row cache of worker {worker}: (\d+) % hits", ended.logs[f"workerlog.{worker}"])
+        assert found and int(found[1]) > 50
 
 
 @pytest.fixture
