@@ -25,7 +25,9 @@ from fleet_sparse.core.jit import INT32_IN, INT64, INT64_IN, INT64S, inlined, ke
 
 _TYPES = (INT32_IN, INT64_IN, INT64, INT64, INT64S, INT64S)
 _FREQUENCIES = 4096
-_CANDIDATES, _ROUND, _COUNTERS_PER_ROW, _MOST = 8, 20, 4, 255
+CANDIDATES, ROUND, COUNTERS_PER_ROW, MOST = 8, 20, 4, 255
+"""Of `run_aged_lfu`: rows of which one makes room, capacities of reads until counters are halved, counters of misses a
+row, and the largest count."""
 
 
 @inlined
@@ -112,7 +114,7 @@ def run_lfu(
 
 
 @inlined
-def _place(id_: Any, number: Any, mask: Any) -> Any:
+def place(id_: Any, number: Any, mask: Any) -> Any:
     """The counter of an id, one of two."""
     mixed = (np.uint64(id_) + np.uint64(number)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -130,7 +132,7 @@ def run_aged_lfu(
 ) -> None:
     """Runs a cache in which a missed row enters if it is estimated to be used more than its victim; see the module."""
     num_counters = 1
-    while num_counters < _COUNTERS_PER_ROW * capacity:
+    while num_counters < COUNTERS_PER_ROW * capacity:
         num_counters *= 2
     sketch, mask = np.zeros(num_counters, np.int64), num_counters - 1
     slot_of, id_of = np.full(num_ids, -1, np.int32), np.full(capacity, -1, np.int32)
@@ -139,8 +141,8 @@ def run_aged_lfu(
     for step in range(begins.shape[0] - 1):
         missed[step] = entered[step] = 0
         num_reads = begins[step + 1] - begins[step]
-        aged_uses += num_reads / _ROUND
-        aged_counters += num_reads / _ROUND * (num_counters / capacity)
+        aged_uses += num_reads / ROUND
+        aged_counters += num_reads / ROUND * (num_counters / capacity)
         while aged_uses >= 1:
             aged_uses -= 1
             uses[next_use] >>= 1
@@ -152,18 +154,18 @@ def run_aged_lfu(
         for at in range(begins[step], begins[step + 1]):
             id_ = ids[at]
             if slot_of[id_] >= 0:
-                uses[slot_of[id_]] = min(uses[slot_of[id_]] + 1, _MOST)
+                uses[slot_of[id_]] = min(uses[slot_of[id_]] + 1, MOST)
                 continue
             missed[step] += 1
-            first, second = _place(id_, 0, mask), _place(id_, 1, mask)
-            estimate = min(min(sketch[first], sketch[second]) + 1, _MOST)
+            first, second = place(id_, 0, mask), place(id_, 1, mask)
+            estimate = min(min(sketch[first], sketch[second]) + 1, MOST)
             sketch[first], sketch[second] = max(sketch[first], estimate), max(sketch[second], estimate)
             if num_rows < capacity:
                 slot = num_rows
                 num_rows += 1
             else:
                 slot = hand
-                for _ in range(_CANDIDATES):
+                for _ in range(CANDIDATES):
                     if uses[hand] < uses[slot]:
                         slot = hand
                     hand = (hand + 1) % capacity

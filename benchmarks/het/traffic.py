@@ -1,4 +1,5 @@
-"""Simulates the rows that travel in a job whose workers cache rows. Like `simulator`, it shares no code with the cache.
+"""Simulates the rows that travel in a job whose workers cache rows. Like `simulator`, it shares no code with the
+cache.
 
 Workers are in step: all read, one after the other, then all update. A row that is not cached travels as without a
 cache, or enters with its states. A cached one is asked about, unless it is leased, and travels if it is further behind
@@ -14,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.het.simulator import CANDIDATES, COUNTERS_PER_ROW, MOST, ROUND, place
 from benchmarks.het.trace import Trace
 from fleet_sparse.core.jit import BOOL, FLOAT64, INT32_IN, INT64, INT64_IN, INT64S, inlined, kernel
 
-_CANDIDATES, _ROUND, _COUNTERS_PER_ROW, _MOST = 8, 20, 4, 255
 _MOST_READS = 1 << 17  # of a batch
 READ, PLAIN, ENTERED, ASKED, REFRESHED, REFRESHED_WITH_STATES, GRADIENT, CHANGED, CHANGED_WITH_STATES = range(9)
 
@@ -94,14 +95,6 @@ def simulated(
 
 
 @inlined
-def _place(id_: Any, number: Any, mask: Any) -> Any:
-    """The counter of an id, one of two."""
-    mixed = (np.uint64(id_) + np.uint64(number)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    return np.int64((mixed ^ (mixed >> np.uint64(29))) & np.uint64(mask))
-
-
-@inlined
 def _held_at_most(lag: Any, share: Any, clock: Any, num_workers: Any) -> Any:
     """Returns the lag of a row, and how many updates a worker may hold of it."""
     of_row = lag if share == 0.0 else min(lag, np.int64(share * clock))
@@ -123,7 +116,7 @@ def run_job(
 ) -> None:
     """Adds up `numbers`, the fields of `Traffic`; see the module. `share` 0 is none."""
     num_counters = 1
-    while num_counters < _COUNTERS_PER_ROW * capacity:
+    while num_counters < COUNTERS_PER_ROW * capacity:
         num_counters *= 2
     mask, shape = num_counters - 1, (num_workers, capacity)
     sketch: Any = np.zeros((num_workers, num_counters), np.uint8)
@@ -141,8 +134,8 @@ def run_job(
         one = 1 if step >= first_counted else 0
         for w in range(num_workers):
             begin, end = begins[step * num_workers + w], begins[step * num_workers + w + 1]
-            aged_uses[w] += (end - begin) / _ROUND
-            aged_counters[w] += (end - begin) / _ROUND * (num_counters / capacity)
+            aged_uses[w] += (end - begin) / ROUND
+            aged_counters[w] += (end - begin) / ROUND * (num_counters / capacity)
             while aged_uses[w] >= 1:
                 aged_uses[w] -= 1
                 uses[w, next_use[w]] >>= 1
@@ -157,7 +150,7 @@ def run_job(
                 slot = slot_of[w, id_]
                 taken[w, at - begin] = -1
                 if slot >= 0:
-                    uses[w, slot] = min(np.int64(uses[w, slot]) + 1, _MOST)
+                    uses[w, slot] = min(np.int64(uses[w, slot]) + 1, MOST)
                     if num_workers == 1 or (has_leases and step <= until[w, slot]):
                         continue
                     numbers[ASKED] += one
@@ -172,8 +165,8 @@ def run_job(
                             numbers[REFRESHED] += one
                     until[w, slot] = step + (allowed - behind) // (num_workers - 1)
                     continue
-                first, second = _place(id_, 0, mask), _place(id_, 1, mask)
-                estimate = min(min(np.int64(sketch[w, first]), np.int64(sketch[w, second])) + 1, _MOST)
+                first, second = place(id_, 0, mask), place(id_, 1, mask)
+                estimate = min(min(np.int64(sketch[w, first]), np.int64(sketch[w, second])) + 1, MOST)
                 sketch[w, first] = max(np.int64(sketch[w, first]), estimate)
                 sketch[w, second] = max(np.int64(sketch[w, second]), estimate)
                 victim = -1
@@ -181,8 +174,8 @@ def run_job(
                     victim = num_rows[w]
                     num_rows[w] += 1
                 else:
-                    fewest: Any = _MOST + 1
-                    for _ in range(_CANDIDATES):
+                    fewest: Any = MOST + 1
+                    for _ in range(CANDIDATES):
                         candidate = hand[w]
                         if is_taken[w, candidate] == 0 and np.int64(uses[w, candidate]) < fewest:
                             fewest, victim = np.int64(uses[w, candidate]), candidate

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from .intrinsics import prefetch_write
 from .jit import FLOAT32_IN, FLOAT32S, INT64, INT64_IN, UINT32_IN, UINT32S, kernel
 
-_AHEAD = np.uint64(16)
+_AHEAD, _INF = np.uint64(16), np.float32(np.inf)
 
 
 @kernel(UINT32S, INT64_IN, UINT32_IN)
@@ -30,7 +30,7 @@ def measure_moves(
     dim: int,
     out: NDArray[np.float32],
 ) -> None:
-    """Writes by how much the value of each row that moved most differs from what it was, `(n,)`.
+    """Writes by how much the value of each row that moved most differs from what it was, `(n,)`; inf if it is NaN.
 
     Args:
         rows: The rows, flat.
@@ -44,5 +44,6 @@ def measure_moves(
     for i in range(np.uint64(row_indices.shape[0])):
         row, most = np.uint64(row_indices[i]) * stride, np.float32(0)
         for j in range(d):
-            most = max(most, abs(rows[row + j] - before[i * d + j]))
+            moved = abs(rows[row + j] - before[i * d + j])
+            most = max(most, _INF if np.isnan(moved) else moved)  # `max` drops a NaN
         out[i] = most

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from .intrinsics import prefetch_read
 from .jit import BOOL, FLOAT64, INT64, INT64_IN, INT64S, UINT8S, UINT32_IN, UINT32S, kernel
 from .kernels_row_bound import are_states_old, max_behind
-from .row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, UNBOUNDED
+from .row_bound import ANY_AMOUNT, NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW
 
 _NO_VERSION, _ROW_FOLLOWS, _STATES_FOLLOW = int(NO_VERSION), ROW_FOLLOWS, STATES_FOLLOW
 _MOST_STEPS = ROW_FOLLOWS - 1
@@ -61,7 +61,7 @@ def answer_asks(
     """
     n, num_due, num_full = np.uint64(ids.shape[0]), np.uint64(0), np.uint64(0)
     is_clocked, others = num_workers > 1, max(num_workers - 1, 1)
-    most = max_behind(0, lag, share, num_workers) if is_clocked else UNBOUNDED
+    most = max_behind(0, lag, share, num_workers) if is_clocked else ANY_AMOUNT
     for i in range(n):
         clock, version = np.uint32(0), versions[i]
         if is_clocked:

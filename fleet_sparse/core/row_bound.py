@@ -20,8 +20,9 @@ MAX_UNITS = (1 << 30) - 1
 """Largest distance of one update. Not a divisor of 2^32: several of them do not bring a clock back to where it was."""
 MIN_DRIFT = 1e-5
 """Smallest bound in distance. A clock tells for certain how far a row moved up to 2^20 times the bound."""
-UNBOUNDED = 1 << 62
-"""What the only worker of a job may hold: nobody else reads its rows."""
+ANY_AMOUNT = 1 << 62
+"""More than any number of updates or units: so much the only worker of a job may hold, and so far its copies may be
+behind, because nobody else reads or changes its rows."""
 DEFAULT_SHARE = 0.25
 NO_VERSION = np.uint32(0xFFFF_FFFF)
 """Version of a copy that there is not, or of which nothing is known. A clock may have this value: the copy of such a
@@ -96,10 +97,10 @@ class RowBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return BoundTerms(lag, -1.0 if self.share is None else self.share, per_distance)
 
     def units(self, distances: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.uint32]:
-        """Returns distances `(n,)`, none negative, in units of the drift, rounded up and at most `MAX_UNITS`."""
+        """Returns distances `(n,)`, none negative, in units of the drift, rounded up; `MAX_UNITS` if more, or NaN."""
         assert self.drift is not None, "a bound in distance"
         in_units = np.ceil(distances.astype(np.float64) * (DRIFT_UNITS / self.drift))
-        return np.minimum(in_units, MAX_UNITS).astype(np.uint32)
+        return np.where(in_units < MAX_UNITS, in_units, MAX_UNITS).astype(np.uint32)
 
 
 def steps_off_lease(max_step_lag: int | None) -> int:

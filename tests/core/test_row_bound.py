@@ -215,6 +215,10 @@ def test_units_are_rounded_up(drift: float, distance: float) -> None:
         assert (int(units) - 1) * (drift / DRIFT_UNITS) <= distance * (1 + 1e-14)
 
 
+def test_a_distance_that_is_no_number_is_the_largest() -> None:
+    assert RowBound(drift=0.5).units(np.array([np.nan, np.inf, 0.5])).tolist() == [MAX_UNITS, MAX_UNITS, DRIFT_UNITS]
+
+
 def test_a_bound_in_distance_gives_no_lease() -> None:
     bound, clocks = RowBound(drift=0.5), np.array([7, 7, 7], np.uint32)
     behind = int(max_behind(bound, clocks, 4)[0])

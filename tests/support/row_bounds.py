@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_sparse.core.row_bound import DRIFT_UNITS, NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, UNBOUNDED, RowBound
+from fleet_sparse.core.row_bound import ANY_AMOUNT, DRIFT_UNITS, NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW, RowBound
 
 Clocks = NDArray[np.uint32]
 Numbers = NDArray[np.int64]
@@ -28,14 +28,14 @@ def max_held(bound: RowBound, clocks: Clocks, num_workers: int) -> Numbers:
         num_workers: Number of workers of the job.
     """
     if num_workers == 1:
-        return np.full(len(clocks), UNBOUNDED, np.int64)
+        return np.full(len(clocks), ANY_AMOUNT, np.int64)
     return np.maximum((max_lag(bound, clocks) + num_workers) // (2 * (num_workers - 1)) - 1, 0)
 
 
 def max_behind(bound: RowBound, clocks: Clocks, num_workers: int) -> Numbers:
     """Returns how far a copy of each row may be behind the pserver, whose clocks `(n,)` these are; at least 0."""
     if num_workers == 1:
-        return np.full(len(clocks), UNBOUNDED, np.int64)
+        return np.full(len(clocks), ANY_AMOUNT, np.int64)
     return max_lag(bound, clocks) - (num_workers - 1) * max_held(bound, clocks, num_workers)
 
 
