@@ -69,7 +69,7 @@ class PlannedCache(NamedTuple):
     row_drift: float = 0.0
     """`max_row_drift`; 0 with a bound in updates."""
     row_step: float = 0.0
-    """With a bound in distance: by how much an update changes a value of its row at most, in the mean."""
+    """With a bound in distance: the mean over updates of the largest change of a value of the row."""
     steps: float = 2000
     """Steps that each worker has made: the age of rows, of which they may lack a share."""
     holds: bool = True
@@ -124,8 +124,8 @@ def cached_rows_of(
         bound = _bound(cache, clock, workers)
         block = bound.held + 1  # updates that a push has
         uses_of_a_push, pushes_until_behind = block, bound.behind // block + 1
-        # the copy is refreshed at the first use after so many pushes of others
-        uses_of_a_copy = pushes_until_behind * block / others + 1 - used / 2
+        # the copy is refreshed at the first use after so many pushes of others: at each use, if these come faster
+        uses_of_a_copy = max(pushes_until_behind * block / others + 1 - used / 2, 1.0)
         # a copy that is used less often than its lease lasts asks at each use; leases begin with half of R left
         lease = bound.behind / 2 / others if is_sync and cache.row_lag else 0.0
         asked += hits / max(1.0, used * (lease + 1))

@@ -94,6 +94,21 @@ def test_a_drift_of_100_steps_of_a_row_is_about_a_lag_of_100() -> None:
     assert bytes_of(cached(8, drift)) == pytest.approx(lag, rel=0.05)
 
 
+@pytest.mark.parametrize("workers", [2, 8, 32])
+@pytest.mark.parametrize(
+    "cache",
+    [
+        *(LAG._replace(row_lag=lag, share=share) for lag in (1, 5, 20) for share in (None, 0.25)),
+        *(LAG._replace(row_lag=0, row_drift=drift, row_step=0.0006) for drift in (0.0006, 0.0012, 0.06)),
+    ],
+    ids=str,
+)
+def test_no_more_rows_come_than_are_read(workers: int, cache: PlannedCache) -> None:
+    found = cached(workers, cache)
+    assert found.received - found.entered <= found.hit * (1 + 1e-9)
+    assert found.pulled <= 1 + 1e-9
+
+
 def test_numbers_are_those_of_the_bound() -> None:
     assert (model.DRIFT_UNITS, model.DEFAULT_SHARE) == (row_bound.DRIFT_UNITS, row_bound.DEFAULT_SHARE)
 
