@@ -255,8 +255,8 @@ def _unbounded_row_cache(_: Path) -> None:
 
 @entry(
     PlanError,
-    "PserverStrategy.max_row_lag: is 100 with k_steps above 0, whose windows cache rows already. Leave it out, or write "
-    "k_steps 0",
+    "PserverStrategy.max_row_lag: is 100 with k_steps above 0, whose windows cache rows already. Leave it out, or "
+    "write k_steps 0",
 )
 def _row_bound_in_geo(_: Path) -> None:
     strategy = PserverStrategy(max_row_lag=100)

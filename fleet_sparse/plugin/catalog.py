@@ -130,7 +130,7 @@ class Catalog:
             self._mode = mode
 
     def declare_row_cache(self, row_cache: RowCache | None) -> None:
-        """Declares the options with which a program's rows are cached, after its mode.
+        """Declares the options with which a program's rows are cached.
 
         Raises:
             PlanError: Another program has others.

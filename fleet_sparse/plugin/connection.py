@@ -179,6 +179,7 @@ class JobConnection:
                     self._reach_step,
                     self.role.num_workers,
                     uploaded,
+                    self._send_held if self.role.num_workers == 1 else None,
                 )
             )
         self.training = self._connected_for_all_reduce(self.training, self._mode)
@@ -318,6 +319,12 @@ class JobConnection:
     def _reach_step(self) -> None:
         """With a bounded step lag, returns when all pushes so far are applied: a report never runs ahead of a shard."""
         if self._has_lag:
+            self.client.reach(self._settings.failover_s)
+
+    def _send_held(self) -> None:
+        """Sends what the caches of this worker hold, in a job that it is alone in; returns once it is applied."""
+        if self._caches is not None:
+            self.training.end_pass()
             self.client.reach(self._settings.failover_s)
 
     def _since_beginning(self, progress: Progress) -> Progress:

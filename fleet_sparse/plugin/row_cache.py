@@ -43,8 +43,8 @@ class RowCache(msgspec.Struct, frozen=True, kw_only=True):
             allows. With several workers a rule whose updates cannot be merged holds none. With `max_row_drift`, which
             bounds a distance, only 0 and None are accepted.
         merge: How much a gradient counts, for tables that can be cached, whatever their dim and whenever they were
-            declared: with "sum" it is whole, with "avg" it is divided by the number of workers. None is what the mode does
-            without a cache: "avg" in sync training with the mean of gradients, where "sum" is refused, else "sum".
+            declared: with "sum" it is whole, with "avg" it is divided by the number of workers. None is what the mode
+            does without a cache: "avg" in sync training with the mean of gradients, where "sum" is refused, else "sum".
 
     Raises:
         PlanError: A value has no meaning.

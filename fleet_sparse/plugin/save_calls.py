@@ -61,7 +61,9 @@ def save_every(
     Args:
         dirname: As in `save`.
         seconds: Seconds between the beginnings of two saves.
-        steps: Steps of worker 0 between two saves. With both, the one that is reached first counts.
+        steps: Steps of worker 0 between two saves. With both, the one that is reached first counts. Where row caches of
+            several workers hold updates back in sync training, saves are due at multiples of that many steps of the
+            job.
         keep_last: As in `save`.
         deltas: Number of deltas between two full snapshots.
 

@@ -91,7 +91,8 @@ def test_static_ps_trainer_caches_rows(job, tmp_path):
     ended = job("static_ps_trainer.py", "-m", "models/rank/dnn/config_cpups.yaml", "-o", *options, strategy=strategy)
     for worker in range(2):
         found = re.search(rf"row cache of worker {worker}: (\d+) % hits", ended.logs[f"workerlog.{worker}"])
-        assert found and int(found[1]) > 50
+        assert found
+        assert int(found[1]) > 50
 
 
 @pytest.fixture

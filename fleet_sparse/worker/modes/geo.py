@@ -22,7 +22,6 @@ from ..net.table_client import TableClient
 from ..rows.early_rows import EarlyRows
 from ..rows.geo_window import GeoWindow, RowStore
 from ..rows.row_batch import RowBatch, check_distinct
-from ..rows.row_source import DirectRows, RowSource
 from .dense_values import DenseValues, LocalDense, write_values
 from .step import Progress, QuiescePoint, StepClip, check_finite
 
@@ -63,7 +62,6 @@ class GeoTraining:
         dense: By name, each trained dense array with the rule that trains it. May grow.
         local_rows: Makes an empty store of a table; called again in every window.
         local_dense: Makes the values of a dense array.
-        rows: Source of rows that are not in the window; the client itself if left out.
 
     Raises:
         ValueError: The mode is of another kind.
@@ -79,7 +77,6 @@ class GeoTraining:
         dense: Mapping[str, DenseSpec],
         local_rows: Callable[[TableSpec], RowStore],
         local_dense: LocalDense,
-        rows: RowSource | None = None,
     ) -> None:
         if mode.kind != GEO:
             raise ValueError(f"geo training: the mode is {mode}, should be of kind {GEO!r}")
@@ -88,8 +85,7 @@ class GeoTraining:
         self._weight = 1.0 / num_workers if mode.scale == AVG else 1.0
         self._dense_specs = dense
         self._local_dense = local_dense
-        self._behind = DirectRows(client) if rows is None else rows
-        self._window = GeoWindow(self._behind, tables, local_rows)
+        self._window = GeoWindow(client, tables, local_rows)
 
         self._lock = threading.Lock()  # guards all below; held while rows and values enter and leave the window
         self._dense: dict[str, _Dense] = {}
@@ -101,7 +97,6 @@ class GeoTraining:
         """As `Training`: state and t are this worker's own; they start again if the tables were replaced."""
         if are_replaced:
             with self._lock:
-                self._behind.clear()
                 self._window.clear()
                 self._dense.clear()
                 self._num_steps = 0
@@ -242,8 +237,7 @@ class GeoTraining:
         with DeferredInterrupt():
             pending = self._client.start_push(changes)
             pending.wait_accepted()
-            self._behind.note_pushed(changes)
-            self._window.note_pushed(changes)
+            self._window.end()
             self._exchanged = self._newest
             self._num_steps = 0
         for array in self._dense.values():

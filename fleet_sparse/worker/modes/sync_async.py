@@ -24,7 +24,7 @@ from ..rows.deduplicator import Deduplicator
 from ..rows.early_rows import EarlyRows
 from ..rows.row_batch import RowBatch
 from ..rows.row_caches import RowCaches
-from ..rows.row_source import DirectRows, RowSource
+from ..rows.row_source import RowSource
 from .held_sender import HeldSender
 from .step import Progress, QuiescePoint, RowsClip, StepClip, check_finite
 
@@ -39,7 +39,6 @@ class PserverTraining:
         deduplicator: Deduplicator with the shards' placement.
         mode: Mode of the job; not geo.
         num_workers: Number of workers of the job.
-        rows: Source of the rows; the client itself if left out.
         caches: This worker's caches of rows; None for none.
         begun_behind: The step after which this worker begins; another one than 0 in the place of one that died.
 
@@ -53,12 +52,10 @@ class PserverTraining:
         deduplicator: Deduplicator,
         mode: Mode,
         num_workers: int,
-        rows: RowSource | None = None,
         caches: RowCaches | None = None,
         begun_behind: int = 0,
     ) -> None:
         self._client = client  # constant after construction, as all down to `_is_merged`
-        self._rows = DirectRows(client) if rows is None else rows
         self._caches = caches
         self._deduplicator = deduplicator
         self._counts_steps = mode.is_step_synchronized
@@ -83,10 +80,8 @@ class PserverTraining:
     def note_states(self, states: Iterable[TableState], *, are_replaced: bool = False) -> None:
         """As `Training`: update counts continue from those of the pservers' tables."""
         with self._stepping if are_replaced else nullcontext():
-            if are_replaced:
-                self._rows.clear()
-                if self._caches is not None:
-                    self._caches.clear()
+            if are_replaced and self._caches is not None:
+                self._caches.clear()
             with self._lock:
                 if are_replaced:
                     self._num_updates.clear()
@@ -96,7 +91,7 @@ class PserverTraining:
     def pull(self, batches: Sequence[RowBatch]) -> None:
         """As `Training`."""
         step = self._next_step() if self._counts_steps else 0
-        read = self._rows.pull if self._caches is None else self._caches.read
+        read = self._client.pull if self._caches is None else self._caches.read
         read(batches, step=step)
         if step > 1:
             self._note_complete(step - 1)
@@ -117,7 +112,7 @@ class PserverTraining:
             coming = None
         else:
             is_looked_ahead = self._early is not None or coming is not None
-            source = self._begin_step(early, coming) if is_looked_ahead else self._rows
+            source = self._begin_step(early, coming) if is_looked_ahead else self._client
             source.pull(batches, step=step)
         if step > 1:
             self._note_complete(step - 1)
@@ -125,7 +120,6 @@ class PserverTraining:
             coming.begin(
                 self._client,
                 self._deduplicator,
-                self._rows,
                 batches,
                 step=self._early_step(),
                 merges=self._is_merged,
@@ -154,7 +148,7 @@ class PserverTraining:
             ready.clear()
         if early is not None:
             early.drain()  # this step pulls into the same memory
-        return self._rows
+        return self._client
 
     def update(
         self,
@@ -219,7 +213,6 @@ class PserverTraining:
                     pending = sender.start_update(batches, updates, late, weight=weight, step=step)
                 pending.wait_accepted()
                 self._count_step(batches, updates, position)
-                self._rows.note_pushed(batches)
         waits = merged_clip is not None
         for update in updates:
             waits |= update.outs is not None
@@ -470,7 +463,8 @@ class PserverTraining:
             elif not self._is_merged and self._caches.num_held:
                 with self._stepping:
                     self._flush_caches(self._caches)
-            self._caches.drop_ahead()  # the others may continue before this worker rejoins
+            if leaves or not self._is_merged:  # the others may continue before this worker's next step
+                self._caches.drop_ahead()
         self._client.flush()
         with self._lock:
             early, self._early = self._early, None  # as above

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from fleet_sparse.core.cache_index import INDEX_BYTES_PER_ROW
 from fleet_sparse.core.kernels_cache import MAX_SLOTS
@@ -76,18 +76,23 @@ def most_change_bytes(spec: TableSpec) -> int:
 
 
 def num_flushes_of(
-    specs: Mapping[str, TableSpec], capacities: Mapping[str, int], job: CacheJob, part_bytes: int
+    cached: Iterable[TableSpec], job: CacheJob, max_bytes: int, max_rows: int | None, part_bytes: int
 ) -> int:
-    """Returns the largest number of parts in which caches are flushed, at least 1.
+    """Returns in how many parts caches are flushed at most, at least 1.
+
+    It depends on nothing in which workers may differ, as they may in `max_ids`: they make as many steps.
 
     Args:
-        specs: Tables by name.
-        capacities: By name, the number of copies of those that are cached.
+        cached: Tables that are cached.
         job: What the caches share.
+        max_bytes: As of `capacities_of`.
+        max_rows: As of `capacities_of`.
         part_bytes: Size of a part.
     """
-    sizes = [(specs[name], num_rows) for name, num_rows in capacities.items()]
-    num_bytes = sum(most_change_bytes(spec) * num_rows for spec, num_rows in sizes if may_hold(spec, job))
+    holding = [spec for spec in cached if may_hold(spec, job)]
+    of_a_copy = sum(map(most_change_bytes, holding))  # of each table, which has one whatever the memory
+    of_memory = max((max_bytes * most_change_bytes(spec) // bytes_per_row(spec, job) for spec in holding), default=0)
+    num_bytes = min(of_memory + of_a_copy, of_a_copy * (max_rows or MAX_SLOTS))
     return max(1, -(-num_bytes // part_bytes))
 
 

@@ -42,7 +42,7 @@ from fleet_sparse.core.kernels_copies import (
 )
 from fleet_sparse.core.kernels_decay import add_decay
 from fleet_sparse.core.kernels_rows import gather
-from fleet_sparse.core.row_bound import NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW
+from fleet_sparse.core.row_bound import ANY_AMOUNT, NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW
 from fleet_sparse.core.rules.rule import least_addends
 from fleet_sparse.core.table_spec import TableSpec
 
@@ -51,7 +51,6 @@ from .cache_step import NOWHERE, Answer, Arrived, Changes, Counts, Floats, Ids, 
 
 _NO_COUNTS = np.empty(0, np.uint32)
 _NO_ENTRIES = Entries(NOWHERE, NOWHERE, NOWHERE)
-_ANY_AMOUNT = 1 << 62
 _MAX_OVERLAPS = 64  # plans that may wait until they are applied, and updates of others meanwhile
 
 
@@ -131,7 +130,7 @@ class CachedTable:
         self._bound_terms, self._num_found = job.bound.terms, np.zeros(3, np.int64)
         self._units_per_distance = 0.0 if self._is_single_worker else job.bound.terms.units_per_distance
         self._num_sharing = job.num_workers if self._may_hold else 1  # that divide the bound among them
-        self._most_held = -1 if not self._may_hold else _ANY_AMOUNT if job.max_held is None else job.max_held
+        self._most_held = -1 if not self._may_hold else ANY_AMOUNT if job.max_held is None else job.max_held
         # Where steps are not counted, each plan has a step of its own, and no lease lasts longer than that.
         self._has_leases = not self._is_single_worker and job.steps_off_lease is not None
         self._num_read = self._num_hit = self._num_asked = 0
@@ -242,7 +241,7 @@ class CachedTable:
         return whole._replace(entering=entering, entries=entries), arrived
 
     def drop(self, plan: Plan) -> None:
-        """Takes note that no update of the batch of a plan will come."""
+        """Takes note that no update of the batch of a plan will come. Its uses and misses stay counted."""
         self._open.pop(plan.ordinal, None)
 
     def late_plan(self, plan: Plan) -> Plan:

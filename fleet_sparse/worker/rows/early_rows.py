@@ -17,7 +17,6 @@ from fleet_sparse.wire.row_dtype import from_frame
 from ..net.table_client import TableCall, TableClient
 from .deduplicator import Deduplicator, SuccessiveIds
 from .row_batch import RowBatch
-from .row_source import RowSource
 
 # Largest share of a frame for early rows. If the rows of a batch need more, all of them are pulled with the push, in
 # parts: early-pulled rows that change arrive in one frame with its answer, which may be twice as large as any other.
@@ -58,7 +57,6 @@ class EarlyRows:
         self.late: list[RowBatch] = []
         self._ids = {batch.rows.spec.name: batch.ids for batch in batches}
         self._deduplicator: Deduplicator | None = None
-        self._behind: RowSource | None = None
         self._client: TableClient | None = None
         self._num_rejoins = 0
         self._early: TableCall | None = None
@@ -68,7 +66,6 @@ class EarlyRows:
         self,
         client: TableClient,
         deduplicator: Deduplicator,
-        behind: RowSource,
         present: Sequence[RowBatch],
         *,
         step: int,
@@ -79,13 +76,12 @@ class EarlyRows:
         Args:
             client: Client of the shards.
             deduplicator: Deduplicator with their placement.
-            behind: Source of the rows of other tables.
             present: Lookups of the present step.
             step: Step of the pull: the next one, or the present one if no other worker is waited for; 0 in a job that
                 does not count steps.
             merges: True if the shards merge the present step with other workers' contributions.
         """
-        self._deduplicator, self._behind = deduplicator, behind
+        self._deduplicator = deduplicator
         self._client, self._num_rejoins = client, client.num_rejoins
         untouched = self.untouched(present) if not merges or fit_early(self.batches.values(), client) else {}
         early = []
@@ -121,7 +117,7 @@ class EarlyRows:
         Raises:
             FleetSparseError: As the client's `pull` and `push`.
         """
-        assert self._behind is not None, "is_complete"
+        assert self._client is not None, "is_complete"
         assert self._early is not None, "is_complete"
         assert self._pushed is not None, "is_complete"
         answers = self._pushed.wait()
@@ -133,11 +129,11 @@ class EarlyRows:
                 if block.table_id in tables and block.ids is not None and block.rows is not None:
                     self._change(tables[block.table_id], block.ids, from_frame(block.rows, block.dtype))
         others = [batch for batch in batches if self.batches.get(batch.spec.name) is not batch]
-        if self._client is not None and self._client.num_rejoins != self._num_rejoins:
+        if self._client.num_rejoins != self._num_rejoins:
             # Rows of the former process: the new one may lack pushes, and does not know what it should send again.
             others = list(batches)
         if others:
-            self._behind.pull(others, step=step)
+            self._client.pull(others, step=step)
 
     def _change(self, batch: RowBatch, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
         """Replaces the early rows of these ids; other ids are ignored."""
@@ -146,11 +142,8 @@ class EarlyRows:
         is_wanted = places >= 0
         batch.values[places[is_wanted]] = rows[is_wanted]
 
-    def note_pushed(self, batches: Sequence[RowBatch]) -> None:
-        """As `RowSource`: the answer to the push contains the rows that it changed."""
-
     def clear(self) -> None:
-        """As `RowSource`, and where the rows are not wanted any more.
+        """Takes note that the rows are not wanted any more.
 
         Raises:
             FleetSparseError: The present step's push failed; nothing else waits for its answer.

@@ -125,14 +125,14 @@ class GeoWindow:
                 if len(change.unique.ids)
             ]
 
-    def note_pushed(self, batches: Sequence[RowBatch]) -> None:
-        """As `RowSource`: the changes of the window were sent, and all rows leave it."""
+    def end(self) -> None:
+        """Ends the window, whose changes were sent: all rows leave it."""
         with self._lock:
             for table in self._tables.values():
                 table.leave()
 
     def clear(self) -> None:
-        """As `RowSource`; releases the memory, that of optimizer state included."""
+        """Forgets all rows and releases the memory, that of optimizer state included."""
         with self._lock:
             for table in self._tables.values():
                 table.close()

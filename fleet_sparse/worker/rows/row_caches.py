@@ -96,7 +96,9 @@ class _Ahead(NamedTuple):
         return extra
 
     def abandon(self) -> None:
-        """Drops the rows."""
+        """Drops the rows. They do not enter."""
+        for exchange, lookup in self.lookups.cached:
+            exchange.table.drop(lookup.plan)
         self.call.abandon()
         if self.pulled_early is not None:
             self.pulled_early.call.abandon()
@@ -340,7 +342,8 @@ class RowCaches:
             for name, exchange in (self._tables or {}).items():
                 spec, table = exchange.spec, exchange.table
                 outgoing = table.flush(rows_in_part(spec, num_bytes) if in_parts else None)
-                changes += exchange.changes(outgoing, num_updates.get(name, 0))
+                # 0 if the one step that trained the table was not sent, which counts no update
+                changes += exchange.changes(outgoing, max(num_updates.get(name, 0), 1))
                 num_bytes -= most_change_bytes(spec) * sum(len(each.ids) for each in outgoing.changes)
                 sent.append((table, outgoing))
             call = self._client.start_changes(changes, step=step)
@@ -353,9 +356,9 @@ class RowCaches:
     def num_flushes(self) -> int:
         """Largest number of parts of a flush: the same for all workers, whatever they hold."""
         with self._lock:
-            tables = self._tables or {}
-            capacities = {name: each.table.capacity for name, each in tables.items()} or self._capacities()
-        return num_flushes_of(self._specs, capacities, self._job, self._max_part_bytes)
+            specs = [self._specs[name] for name in (self._specs if self._tables is None else self._tables)]
+        cached = [spec for spec in specs if is_cached(spec, self._min_dim)]
+        return num_flushes_of(cached, self._job, self._max_bytes, self._max_rows, self._max_part_bytes)
 
     @property
     def may_hold(self) -> bool:

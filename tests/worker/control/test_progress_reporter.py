@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -99,6 +100,42 @@ def test_no_older_step_is_reported_behind_a_newer_one() -> None:
     reporter.stop()
     reporter.join()
     assert control.reports == [Progress(2, "{}", 9)]
+
+
+def test_what_is_held_is_sent_before_its_steps_are_reported() -> None:
+    control: Any = FakeControl()
+    progress, done = [Progress(0, None)], list[str]()
+
+    def send_held() -> None:
+        done.append("sent")
+        progress.append(Progress(4, "{}"))  # a step that is held again
+
+    reporter = ProgressReporter(control, lambda: progress[-1], lambda: None, 1, lambda: nullcontext(0.0), send_held)
+    control.report_progress = lambda each: (done.append(f"reported {each.num_steps}"), control.reported.set())
+    progress.append(Progress(3, "{}"))
+    assert control.reported.wait(WAIT_S)
+    reporter.stop()
+    reporter.join()
+    assert done[:2] == ["sent", "reported 3"]
+
+
+def test_what_is_held_is_on_its_way_for_a_hundredth_of_the_time() -> None:
+    control: Any = FakeControl()
+    begun: list[float] = []
+    done = threading.Event()
+
+    def send_held() -> None:
+        begun.append(time.monotonic())
+        if len(begun) == 4:
+            done.set()
+        threading.Event().wait(0.002)
+
+    steps = (Progress(number, None) for number in itertools.count())
+    reporter = ProgressReporter(control, lambda: next(steps), lambda: None, 1, lambda: nullcontext(0.0), send_held)
+    assert done.wait(WAIT_S)
+    reporter.stop()
+    reporter.join()
+    assert begun[3] - begun[1] >= 2 * 0.2  # the first report was refused
 
 
 def test_uploads_take_a_thousandth_of_the_time() -> None:

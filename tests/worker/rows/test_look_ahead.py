@@ -32,7 +32,6 @@ from fleet_sparse.worker.net.requests import DenseUpdate
 from fleet_sparse.worker.rows.deduplicator import Deduplicator
 from fleet_sparse.worker.rows.early_rows import EarlyRows
 from fleet_sparse.worker.rows.row_batch import RowBatch
-from fleet_sparse.worker.rows.row_source import DirectRows
 from support.connections import client_over
 from support.in_process import QUICK, InProcessCluster
 from support.successive import Batch, SuccessiveLookups
@@ -338,7 +337,7 @@ def test_early_rows_arrive_in_place_before_anybody_waits() -> None:
         (rows,) = coming.batches.values()
         rows.values[:] = np.nan
         present = lookups.of(one(*range(5)))[ONE.name].rows
-        coming.begin(client, deduplicator, DirectRows(client), [present], step=0, merges=False)
+        coming.begin(client, deduplicator, [present], step=0, merges=False)
         wait_until(lambda: np.count_nonzero(np.isnan(rows.values[:, 0])) == 5)
         (late,) = coming.late
         assert sorted(ids_of_part(late)) == [*range(5)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -178,40 +179,60 @@ def test_the_only_worker_reads_again_after_a_refused_push(monkeypatch: pytest.Mo
         assert set(worker.read(job.spec, EVERY_ID).values[:, 0].tolist()) == {2.0}
 
 
+def rows_of_a_sync_job(
+    kind: str, bound: RowBound, *, looks_ahead: bool, waits: Container[int] = (), **options: Any
+) -> list[NDArray[np.float32]]:
+    """Trains random batches of three workers; returns the rows of each, and of an evaluation at the end.
+
+    Behind the steps of `waits` the first worker waits for its pushes, as for a save.
+    """
+    spec = TableSpec(name="C1", dim=5, rule="adagrad", initializer=uniform(-0.5, 0.5), seed=3)
+    rng, seen = np.random.default_rng(0), []
+    of_steps = [[{spec.name: rng.choice(NUM_IDS, 6, replace=False).tolist()} for _ in range(3)] for _ in range(41)]
+    with cluster_of(2) as cluster:
+        for number in range(2):
+            cluster.run(number, partial(cluster.shards[number].add_table, spec))
+        mode = mode_of(kind, bound)
+        workers = [Worker(cluster, index, 3, [spec], mode, max_rows=12, **options) for index in range(3)]
+        lookups = [SuccessiveLookups(worker.deduplicator, [spec]) for worker in workers]
+        early: list[EarlyRows | None] = [None] * 3
+        for number, (ids, next_ids) in enumerate(pairwise(of_steps)):
+            found = []
+            for index, worker in enumerate(workers):
+                coming = lookups[index].announce(next_ids[index], ids[index]) if looks_ahead else None
+                found.append(lookups[index].of(ids[index], early[index])[spec.name])
+                worker.training.prefetch([found[-1].rows], early[index], coming)
+                early[index] = coming
+            grads = [np.empty_like(batch.values) for batch, _ in found]
+            for (_, inverse), of_worker in zip(found, grads, strict=True):
+                of_worker[inverse] = rng.normal(0, 1, of_worker.shape)
+            order = [int(each) for each in np.random.default_rng().permutation(3)]
+            for index in order:  # whichever worker is faster
+                workers[index].update(found[index].rows, grads[index], 0.05)
+            seen += [batch.values[inverse] for batch, inverse in found]
+            if number in waits:
+                workers[0].training.drain()
+        of_caches = [worker.caches.stats()[spec.name] for worker in workers if worker.caches is not None]
+        assert all(each.counters.hit > 0 and (each.held > 0) == ("max_held" not in options) for each in of_caches)
+        assert len(of_caches) == 3
+        in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
+        seen.append(workers[0].evaluate(spec))
+    return seen
+
+
 @pytest.mark.guarantee("H6")
 @pytest.mark.parametrize("bound", [RowBound(lag=20), RowBound(drift=0.3)], ids=["lag", "drift"])
 @pytest.mark.parametrize("kind", ["sync", "sync avg"])
 @pytest.mark.parametrize("looks_ahead", [False, True], ids=["plain", "looking ahead"])
 def test_two_sync_runs_with_caches_are_equal_bit_by_bit(kind: str, bound: RowBound, looks_ahead: bool) -> None:
-    spec = TableSpec(name="C1", dim=5, rule="adagrad", initializer=uniform(-0.5, 0.5), seed=3)
-    runs: list[list[Any]] = []
-    for _ in range(2):
-        rng, seen = np.random.default_rng(0), []
-        of_steps = [[{spec.name: rng.choice(NUM_IDS, 6, replace=False).tolist()} for _ in range(3)] for _ in range(41)]
-        with cluster_of(2) as cluster:
-            for number in range(2):
-                cluster.run(number, partial(cluster.shards[number].add_table, spec))
-            mode = mode_of(kind, bound)
-            workers = [Worker(cluster, index, 3, [spec], mode, max_rows=12) for index in range(3)]
-            lookups = [SuccessiveLookups(worker.deduplicator, [spec]) for worker in workers]
-            early: list[EarlyRows | None] = [None] * 3
-            for ids, next_ids in pairwise(of_steps):
-                batches = []
-                for index, worker in enumerate(workers):
-                    coming = lookups[index].announce(next_ids[index], ids[index]) if looks_ahead else None
-                    batches.append(lookups[index].of(ids[index], early[index])[spec.name].rows)
-                    worker.training.prefetch(batches[-1:], early[index], coming)
-                    early[index] = coming
-                grads = [rng.normal(0, 1, batch.values.shape).astype(np.float32) for batch in batches]
-                order = [int(each) for each in np.random.default_rng().permutation(3)]
-                for index in order:  # whichever worker is faster
-                    workers[index].update(batches[index], grads[index], 0.05)
-                seen += [batch.values.copy() for batch in batches]
-            of_caches = [worker.caches.stats()[spec.name] for worker in workers if worker.caches is not None]
-            assert all(each.counters.hit > 0 and each.held > 0 for each in of_caches)
-            assert len(of_caches) == 3
-            in_threads(*(partial(worker.training.drain, leaves=True) for worker in workers))
-            seen.append(workers[0].evaluate(spec))
-        runs.append(seen)
+    runs = [rows_of_a_sync_job(kind, bound, looks_ahead=looks_ahead) for _ in range(2)]
     for first, second in zip(*runs, strict=True):
         np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.guarantee("H6")
+def test_waits_of_a_worker_change_no_row_of_a_sync_job() -> None:
+    options: dict[str, Any] = {"looks_ahead": True, "max_held": 0, "admission": ESTIMATE}
+    runs = [rows_of_a_sync_job("sync", RowBound(lag=20), waits=waits, **options) for waits in ((), range(1, 40, 3))]
+    for plain, waiting in zip(*runs, strict=True):
+        np.testing.assert_array_equal(plain, waiting)

@@ -169,10 +169,11 @@ def test_a_save_drops_early_rows_of_a_restarted_pserver(monkeypatch: pytest.Monk
 
 
 @pytest.mark.guarantee("H7")
-def test_a_barrier_sends_updates_of_a_push_that_was_not_accepted() -> None:
+@pytest.mark.parametrize("num_steps", [0, 5], ids=["first push", "later push"])
+def test_a_barrier_sends_updates_of_a_push_that_was_not_accepted(num_steps: int) -> None:
     with cluster_of(2) as cluster:
         job = CountingJob(cluster, "sync", LOOSE, 2, 3)
-        for _ in range(5):
+        for _ in range(num_steps):
             job.step()
         job.meet()
         worker, ids = job.workers[0], np.arange(4)
