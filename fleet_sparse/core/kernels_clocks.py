@@ -42,8 +42,10 @@ def measure_moves(
     """
     d, stride = np.uint64(dim), np.uint64(row_stride)
     for i in range(np.uint64(row_indices.shape[0])):
-        row, most = np.uint64(row_indices[i]) * stride, np.float32(0)
+        row = np.uint64(row_indices[i]) * stride
+        most = total = np.float32(0)
         for j in range(d):
             moved = abs(rows[row + j] - before[i * d + j])
-            most = max(most, _INF if np.isnan(moved) else moved)  # `max` drops a NaN
-        out[i] = most
+            most = max(most, moved)
+            total += moved  # `max` drops a NaN, a sum does not
+        out[i] = _INF if np.isnan(total) else most

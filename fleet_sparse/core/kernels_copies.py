@@ -39,7 +39,7 @@ _HELD, _STATES_HELD, _MADE = np.uint64(HELD), np.uint64(STATES_HELD), np.uint64(
 _NO_VERSION, _ROW_FOLLOWS, _STATES_FOLLOW = int(NO_VERSION), ROW_FOLLOWS, STATES_FOLLOW
 _LINE, _ZERO, _ONE = np.uint64(16), np.uint64(0), np.uint64(1)
 # A kernel that reads one array looks further ahead: a core has only so many lines on their way from memory.
-_AHEAD, _FAR_AHEAD, _INF = np.uint64(8), np.uint64(16), np.float32(np.inf)
+_AHEAD, _FAR_AHEAD = np.uint64(8), np.uint64(16)
 
 
 @kernel(FLOAT32S, INT64_IN, INT64, FLOAT32S)
@@ -170,11 +170,10 @@ def subtract_bases(
 def _displacement(
     copies: NDArray[np.float32], bases: NDArray[np.float32], begin: np.uint64, width: np.uint64
 ) -> np.float32:
-    """Returns the largest difference of a value from its base; inf if it is NaN."""
+    """Returns the largest difference of a value from its base."""
     most = np.float32(0)
     for j in range(begin, begin + width):
-        moved = abs(copies[j] - bases[j])
-        most = max(most, _INF if np.isnan(moved) else moved)  # `max` drops a NaN
+        most = max(most, abs(copies[j] - bases[j]))
     return most
 
 

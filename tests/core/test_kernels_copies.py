@@ -20,7 +20,7 @@ from fleet_sparse.core.kernels_copies import (
     settle_copies,
     subtract_bases,
 )
-from fleet_sparse.core.row_bound import ANY_AMOUNT, MAX_UNITS, NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW
+from fleet_sparse.core.row_bound import ANY_AMOUNT, NO_VERSION, ROW_FOLLOWS, STATES_FOLLOW
 
 NUM_SLOTS, DIM, STATE_WIDTH = 5, 3, 2
 
@@ -99,14 +99,6 @@ def test_amounts_are_updates_or_units_of_distance_that_are_held(units_per_distan
     np.testing.assert_array_equal(changes, rows - bases)
     subtract_bases(copies.rows, copies.bases, slots, DIM, changes.reshape(-1))
     np.testing.assert_array_equal(changes, rows - bases)
-
-
-def test_a_copy_that_is_nan_holds_the_largest_amount():
-    copies = Copies()
-    copies.rows[:DIM], copies.bases[:DIM] = [np.nan, 1, 2], [0, 1, 2]
-    amounts = np.empty(1, np.uint32)
-    measure_amounts(np.array([0]), copies.counts, copies.rows, copies.bases, DIM, 8.0, amounts)
-    assert amounts.tolist() == [MAX_UNITS]
 
 
 @pytest.mark.parametrize("most", [1, 2])

@@ -61,3 +61,21 @@ def test_killed_worker_that_is_alone_keeps_its_dense_values(tmp_path: Path) -> N
     # The features are rows + 1, and rows begin above -0.1 and grow: a step takes 0.009 at least from each of 4 weights.
     assert num_steps > 0
     assert first_loss <= -4 * 0.9 * 0.009 * num_steps
+
+
+@pytest.mark.guarantee("H9")
+def test_killed_worker_that_is_alone_has_sent_what_its_caches_held(tmp_path: Path) -> None:
+    with local_pservers(2, root=tmp_path) as pservers, ExitStack() as stack:
+        killed = python("cached_until_killed.py", tmp_path, **pservers.environment(0, 1))
+        stack.callback(killed.communicate)
+        stack.callback(killed.kill)
+        wait_for_line(killed, r"held 10$")
+        wait_for_line(killed, "step 4000 ")
+        killed.kill()
+        again = python("cached_until_killed.py", tmp_path, **pservers.environment(0, 1))
+        stack.callback(again.communicate)
+        stack.callback(again.kill)
+        num_steps, num_in_rows = map(
+            int, wait_for_line(again, r"begins after (\d+) steps, of which rows have (\d+)").groups()
+        )
+    assert 0 < num_steps <= num_in_rows
