@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from fleet_sparse.core.mode import GEO, SYNC, Mode
 from fleet_sparse.core.placement import Placement
-from fleet_sparse.errors import PlanError, SnapshotError, TableMismatch
+from fleet_sparse.errors import FleetSparseError, PlanError, SnapshotError, TableMismatch
 from fleet_sparse.settings import Settings
 from fleet_sparse.warm_up import warm_up
 from fleet_sparse.worker.control.control import ControlClient, Passed
@@ -321,11 +322,25 @@ class JobConnection:
         if self._has_lag:
             self.client.reach(self._settings.failover_s)
 
-    def _send_held(self) -> None:
-        """Sends what the caches of this worker hold, in a job that it is alone in; returns once it is applied."""
-        if self._caches is not None:
-            self.training.end_pass()
-            self.client.reach(self._settings.failover_s)
+    def _send_held(self) -> float:
+        """Sends what the caches of this worker hold, in an async job that it is alone in.
+
+        Returns:
+            Seconds until it was applied.
+
+        Raises:
+            FleetSparseError: It was not: this worker holds it again.
+        """
+        caches = self._caches
+        if caches is None or not caches.num_held or (self._mode is not None and self._mode.is_step_synchronized):
+            return 0.0
+        self.client.reach(self._settings.failover_s)  # what was sent before
+        begun_s, num_failed = time.monotonic(), self.client.num_failed_pushes
+        self.training.end_pass()
+        self.client.reach(self._settings.failover_s)
+        if self.client.num_failed_pushes != num_failed:
+            raise FleetSparseError("a pserver refused a push of what row caches hold; the next run has its error")
+        return time.monotonic() - begun_s
 
     def _since_beginning(self, progress: Progress) -> Progress:
         return self.resumed.plus(progress)

@@ -81,7 +81,7 @@ class PserverStrategy(DistributedStrategy):  # type: ignore[misc]  # Paddle's cl
         max_row_lag: Each worker caches rows; one that a step trains on lacks at most this number of the updates that
             the other workers have made to it. 0 is no cache. docs/consistency.md says more of this and the next two.
         max_row_lag_share: With `max_row_lag`: such a row also lacks at most this share of all updates that it had, by
-            default 1/4; None: no such bound.
+            default 1/4. None sets no such bound.
         max_row_drift: Each worker caches rows; the updates of the others that a row lacks have moved none of its values
             by more than this. Twice the learning rate of Adagrad or Adam is a good beginning.
         row_cache: Options of the caches; needs `max_row_lag` or `max_row_drift`.

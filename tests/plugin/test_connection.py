@@ -172,3 +172,15 @@ def test_worker_interrupted_at_a_barrier_leaves_steps_once(
     connection.check_step()  # before a step of this worker
     connection.meet("b")
     assert calls[2:] == [True, True, True]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_what_a_pserver_refused_does_not_count_as_sent(
+    connection: JobConnection, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    client: Any = SimpleNamespace(reach=lambda _: None, num_failed_pushes=3)
+    flush: Any = SimpleNamespace(end_pass=lambda: setattr(client, "num_failed_pushes", 3 + is_refused))
+    for name, value in (("client", client), ("training", flush), ("_caches", SimpleNamespace(num_held=1))):
+        monkeypatch.setattr(connection, name, value)
+    with pytest.raises(FleetSparseError) if is_refused else nullcontext():
+        assert connection._send_held() > 0

@@ -128,8 +128,9 @@ def cached_rows_of(
         uses_of_a_copy = max(pushes_until_behind * block / others + 1 - used / 2, 1.0)
         # a copy that is used less often than its lease lasts asks at each use; leases begin with half of R left
         lease = bound.behind / 2 / others if is_sync and cache.row_lag else 0.0
-        asked += hits / max(1.0, used * (lease + 1))
-        refreshed += hits / uses_of_a_copy
+        of_asked = hits / max(1.0, used * (lease + 1))
+        asked += of_asked
+        refreshed += min(hits / uses_of_a_copy, of_asked)
         states_received += num_states * hits / _rounded_up(clock / _GROWTH / others, uses_of_a_copy)
         if block == 1:
             gradients += hits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -20,10 +19,9 @@ _PERIOD_S = 1.0
 _REPORTS_PER_S = 300
 # Steps wait for uploads of dense parameters for at most this share of the time.
 _UPLOAD_SHARE = 0.001
-# What the row caches of a lone worker hold is on its way for at most this share of the time, if that is less often than
-# it has to be sent.
+# What the row caches of a lone worker hold is on its way for at most this share of the time; a pause for it has an end.
 _SEND_SHARE = 0.01
-_MAX_PERIOD_S = 600.0
+_MAX_PAUSE_S = 600.0
 _RETRY_S = 10.0
 _JOIN_S = 10.0
 
@@ -38,8 +36,8 @@ class ProgressReporter:
         num_workers: Number of workers of the job.
         uploaded: Uploads the dense parameters that the program of this worker trains itself, if there are any, and
             returns a context in which they stay what the pservers have; it yields for how many seconds steps waited.
-        send_held: Sends what the row caches of the only worker of a job hold, and returns once it is applied; None for
-            several workers, of which each holds a bounded number of updates of a row.
+        send_held: Sends what the row caches of the only worker of a job hold, and returns after how many seconds it was
+            applied, 0 for nothing; None for several workers, each of which holds a bounded number of updates of a row.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class ProgressReporter:
         reach: Callable[[], None],
         num_workers: int,
         uploaded: Callable[[], AbstractContextManager[float]],
-        send_held: Callable[[], None] | None = None,
+        send_held: Callable[[], float] | None = None,
     ) -> None:
         self._control = control
         self._progress = progress
@@ -89,17 +87,19 @@ class ProgressReporter:
         while not self._stopped.wait(wait_s):
             if self._progress() == self._reported:
                 continue
+            upload_s = held_s = 0.0
             try:
                 with self._uploaded() as upload_s:
                     progress = self._progress()
-                held_s = 0.0
-                if self._send_held is not None:
-                    begun_s = time.monotonic()
-                    self._send_held()
-                    held_s = min((time.monotonic() - begun_s) / _SEND_SHARE, _MAX_PERIOD_S)
+                held_s = self._send_held() if self._send_held is not None else 0.0
                 self._reach()
                 self._send(progress)
-                wait_s = max(self._period_s, upload_s / _UPLOAD_SHARE, held_s)
+                wait_s = self._period_s
             except FleetSparseError as error:  # the next save or barrier finds the same cause
                 logger.info("the progress of this worker is not reported: %s", error)
                 wait_s = max(self._period_s, _RETRY_S)
+            except RuntimeError:  # the client was closed
+                if not self._stopped.is_set():
+                    raise
+                return
+            wait_s = max(wait_s, upload_s / _UPLOAD_SHARE, min(held_s / _SEND_SHARE, _MAX_PAUSE_S))

@@ -283,9 +283,10 @@ class PserverTraining:
 
     def end_pass(self) -> None:
         """As `Training`."""
-        if not self._is_merged and self._caches is not None and self._caches.num_held:
+        if not self._is_merged and self._caches is not None:
             with self._stepping:
-                self._flush_caches(self._caches)
+                if self._caches.num_held:
+                    self._flush_caches(self._caches)
 
     def _send_part(self) -> None:
         """Makes a step that sends a part of what the caches hold."""
@@ -467,7 +468,7 @@ class PserverTraining:
                 self._caches.drop_ahead()
         self._client.flush()
         with self._lock:
-            early, self._early = self._early, None  # as above
+            early, self._early = self._early, None  # the others may continue
         if early is not None:
             early.clear()
         if leaves and self._counts_steps:

@@ -82,15 +82,14 @@ class _Ahead(NamedTuple):
     coming: EarlyRows
     lookups: _Lookups
     call: TableCall
+    """The push."""
+    has_values: bool
+    """True if its answer also has dense values, for which the thread that made it waits."""
     pulled_early: PulledEarly | None
 
     def wait(self) -> Sequence[ExtraBlock]:
         """Waits for all of them; returns the other blocks of the answer to the push. Raises as `TableCall.wait`."""
-        try:
-            extra = self.call.wait()
-        except BaseException:
-            self.abandon()
-            raise
+        extra = self.call.wait()
         if self.pulled_early is not None:
             self.pulled_early.call.wait()
         return extra
@@ -99,7 +98,8 @@ class _Ahead(NamedTuple):
         """Drops the rows. They do not enter."""
         for exchange, lookup in self.lookups.cached:
             exchange.table.drop(lookup.plan)
-        self.call.abandon()
+        if not self.has_values:  # else they have arrived before their memory is used again
+            self.call.abandon()
         if self.pulled_early is not None:
             self.pulled_early.call.abandon()
 
@@ -288,7 +288,8 @@ class RowCaches:
                 *(pushes, dense, late), weight=weight, step=step, changes=changes, asks=asks, raises_earlier=False
             )
             call.wait_accepted()
-            self._ahead, self._pulled_early = _Ahead(coming, lookups, call, self._pulled_early), None
+            has_values = any(update.outs is not None for update in dense)
+            self._ahead, self._pulled_early = _Ahead(coming, lookups, call, has_values, self._pulled_early), None
             return call
 
     def start_prepare(
@@ -344,7 +345,8 @@ class RowCaches:
                 outgoing = table.flush(rows_in_part(spec, num_bytes) if in_parts else None)
                 # 0 if the one step that trained the table was not sent, which counts no update
                 changes += exchange.changes(outgoing, max(num_updates.get(name, 0), 1))
-                num_bytes -= most_change_bytes(spec) * sum(len(each.ids) for each in outgoing.changes)
+                num_copies = sum(int((each.slots >= 0).sum()) for each in outgoing.changes)  # not rows that left
+                num_bytes -= most_change_bytes(spec) * num_copies
                 sent.append((table, outgoing))
             call = self._client.start_changes(changes, step=step)
             call.wait_accepted()
@@ -439,7 +441,11 @@ class RowCaches:
         if ahead.coming is not early or self._has_failures():
             ahead.abandon()
             return None
-        extra = self._waited(ahead.wait)
+        try:
+            extra = self._waited(ahead.wait)
+        except BaseException:
+            ahead.abandon()
+            raise
         return None if self._has_failures() else _Arrivals(ahead.lookups, extra)
 
     def _waited(self, wait: Callable[[], _T]) -> _T:

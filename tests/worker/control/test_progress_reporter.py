@@ -106,9 +106,10 @@ def test_what_is_held_is_sent_before_its_steps_are_reported() -> None:
     control: Any = FakeControl()
     progress, done = [Progress(0, None)], list[str]()
 
-    def send_held() -> None:
+    def send_held() -> float:
         done.append("sent")
         progress.append(Progress(4, "{}"))  # a step that is held again
+        return 0.0
 
     reporter = ProgressReporter(control, lambda: progress[-1], lambda: None, 1, lambda: nullcontext(0.0), send_held)
     control.report_progress = lambda each: (done.append(f"reported {each.num_steps}"), control.reported.set())
@@ -124,11 +125,11 @@ def test_what_is_held_is_on_its_way_for_a_hundredth_of_the_time() -> None:
     begun: list[float] = []
     done = threading.Event()
 
-    def send_held() -> None:
+    def send_held() -> float:
         begun.append(time.monotonic())
         if len(begun) == 4:
             done.set()
-        threading.Event().wait(0.002)
+        return 0.002
 
     steps = (Progress(number, None) for number in itertools.count())
     reporter = ProgressReporter(control, lambda: next(steps), lambda: None, 1, lambda: nullcontext(0.0), send_held)

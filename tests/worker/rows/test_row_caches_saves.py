@@ -22,7 +22,10 @@ from fleet_sparse.embedded_client import EmbeddedClient
 from fleet_sparse.errors import ErrorCode, FleetSparseError, LogFull, PushRefused, ShardUnavailable
 from fleet_sparse.pserver.refusal import Refusal
 from fleet_sparse.worker.modes.sync_async import PserverTraining
+from fleet_sparse.worker.net.client import Pending
 from fleet_sparse.worker.net.deferred_interrupt import DeferredInterrupt
+from fleet_sparse.worker.net.requests import DenseUpdate
+from fleet_sparse.worker.net.table_client import ExtraBlock
 from fleet_sparse.worker.rows.row_caches import RowCaches
 from support.caching_workers import KINDS, LOOSE, CountingJob, Worker, cluster_of, mode_of, no_room
 from support.counted_updates import EVERY_ID, NUM_IDS
@@ -291,6 +294,33 @@ def test_rows_that_came_ahead_are_dropped_after_a_save() -> None:
             job.step()
         job.meet()
         np.testing.assert_array_equal(job.workers[0].evaluate(job.spec), job.num_made)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_save_in_a_wait_for_dense_values_loses_none(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Pending.wait
+    with cluster_of(1) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, num_workers, 3)
+        worker, ids = job.workers[0], {job.spec.name: [1, 2]}
+        worker.client.assign_dense(cluster.dense, np.zeros(10, np.float32))
+        coming = job.lookups[0].announce(ids, ids)
+        batch = worker.batch(job.spec, np.array([1, 2]))
+        worker.training.prefetch([batch], None, coming)
+
+        def saved_first(pending: Pending) -> list[ExtraBlock]:
+            monkeypatch.undo()
+            in_threads(partial(save, worker.training))
+            return wait(pending)
+
+        monkeypatch.setattr(Pending, "wait", saved_first)
+        values = np.full(10, np.nan, np.float32)
+        trained = batch._replace(values=job.updates.grads(0, 2), learning_rate=1.0)
+        worker.training.update([trained], [DenseUpdate(cluster.dense, np.ones(10, np.float32), [values], 1.0)], 1.0)
+        assert (values < 0).all()
+        assert job.num_held == 0
+        batch = job.lookups[0].of(ids, coming)[job.spec.name].rows
+        worker.training.prefetch([batch], coming)
+        assert batch.values[:, 0].tolist() == [1, 1]
 
 
 @pytest.mark.guarantee("H1")
