@@ -64,7 +64,7 @@ def test_killed_worker_that_is_alone_keeps_its_dense_values(tmp_path: Path) -> N
 
 
 @pytest.mark.guarantee("H9")
-def test_killed_worker_that_is_alone_has_sent_what_its_caches_held(tmp_path: Path) -> None:
+def test_killed_lone_worker_had_sent_what_its_caches_held(tmp_path: Path) -> None:
     with local_pservers(2, root=tmp_path) as pservers, ExitStack() as stack:
         killed = python("cached_until_killed.py", tmp_path, **pservers.environment(0, 1))
         stack.callback(killed.communicate)
