@@ -157,7 +157,7 @@ def test_the_page_shows_every_recorded_run(tiny: Tiny) -> None:
         f"plots/{name}.svg"
         for name in (
             *("client", "cluster", "growth-memory", "growth-rate", "lookup", "step"),
-            *("het-misses", "het-traffic", "het-auc", "het-link-wide_deep-1000-4-2-workers-2000"),
+            *("het-misses", "het-traffic", "het-auc", "het-link-wide_deep-1000-4-2-1-pservers-2000"),
         )
     }
     assert all(f"({path})" in text for path in made)
