@@ -26,6 +26,7 @@ from .rewrite import TRAIN_ONLY
 from .scan import producers_of, scan
 from .segments import fields_with_lengths, replace_segments
 
+_ASSIGN = "pd_op.assign_out_"
 _DATA = "pd_op.data"
 _PARAMETER = "builtin.parameter"
 _NOT_COMPUTED = ("stop_gradient", "persistable", "op_role", "op_role_var", "op_callstack", "struct_name")
@@ -188,6 +189,30 @@ def forward_part(
                 "target that is computed without it"
             )
     return ForwardProgram(copy, tuple(copied), tuple(holes), tuple(used), ragged, lengths)
+
+
+def read_written(program: pir.Program, targets: Sequence[pir.Value]) -> tuple[pir.Value, ...]:
+    """Makes what is read of a variable, after the program has written into it, the value that was written, in place.
+
+    `paddle.static.auc` writes its results into variables. `prune` would remove these ops, which nothing reads.
+
+    Returns:
+        The targets, likewise.
+    """
+    writes: list[tuple[pir.Value, pir.Value]] = []
+
+    def newest(value: pir.Value) -> pir.Value:
+        return next((result for variable, result in reversed(writes) if value.is_same(variable)), value)
+
+    for op in program.global_block().ops:
+        variable = op.operand_source(1) if str(op.name()) == _ASSIGN else None
+        if writes:
+            for operand in op.operands():
+                operand.set_source(newest(operand.source()))
+        if variable is not None:
+            op.result(0).set_type(variable.type())  # Paddle declares the op's result as that of the AUC, as int64
+            writes.append((variable, op.result(0)))
+    return tuple(map(newest, targets))
 
 
 def prune(program: pir.Program, targets: Sequence[pir.Value]) -> None:

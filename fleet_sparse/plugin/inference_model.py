@@ -195,6 +195,7 @@ def _plan(session: Session, request: ModelRequest) -> _PlannedModel:
         name: programs.own(evaluation, value) for name in names if (value := _result_named(program, name)) is not None
     }
     if not any(target.get_defining_op().has_attr(TRAIN_ONLY) for target in own):
+        own = inference.read_written(evaluation, own)
         inference.prune(evaluation, own)
     lookups = inference.lookups_of(evaluation, layers)
     forward = inference.forward_part(evaluation, own, layers)

@@ -61,7 +61,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         if strategy:
             module = path.parent / "utils" / "static_ps" / "program_helper.py"
             text = module.read_text("utf-8").replace("paddle.distributed.fleet.DistributedStrategy()", strategy)
-            module.write_text(f"import fleet_sparse\n{text}", "utf-8")
+            module.write_text(text.replace("\nimport paddle\n", "\nimport fleet_sparse\nimport paddle\n"), "utf-8")
         ended = fleetrun(path, directory, *arguments, num_servers=2, num_workers=2, timeout_s=TIMEOUT_S)
         for worker in range(2):
             log = ended.logs[f"workerlog.{worker}"]

@@ -62,6 +62,24 @@ def test_a_trained_program_is_saved_and_checked(directory):
         assert examples["feed.ids"].tolist() == IDS.tolist()
 
 
+@pytest.mark.filterwarnings("ignore:Be sure that you have set auc states")  # of Paddle, as after each save of an AUC
+@pytest.mark.parametrize("is_cast", [False, True])
+def test_an_auc_is_saved_with_what_it_is_computed_from(directory, is_cast):
+    rows = flagged(ids_input((-1, 3)), value=None)
+    prediction = paddle.nn.functional.sigmoid(paddle.sum(rows, axis=[1, 2]).reshape([-1, 1]))
+    label = paddle.static.data("label", [-1, 1], "int64")
+    auc, _, _ = paddle.static.auc(paddle.concat([1 - prediction, prediction], 1), label, slide_steps=1)
+    target = paddle.cast(auc, "float32") if is_cast else auc
+    minimize(paddle.mean(paddle.square(prediction - paddle.cast(label, "float32"))))
+    executor = start()
+    executor.run(feed={"ids": IDS, "label": np.array([[0], [1]])}, fetch_list=[target])
+    fleet.save_inference_model(executor, "serve", ["ids", "label"], [target])
+    model = read_model(directory_at(directory / "serve"))
+    assert [each.name for each in model.feeds] == ["ids", "label"]
+    assert [each.table for each in model.lookups] == ["emb"]
+    assert max(each.difference for each in model.check) < 1e-6
+
+
 def test_a_delta_replaces_the_networks(directory):
     executor, prediction = trained()
     fleet.save_inference_model(executor, "serve", ["ids"], prediction)
