@@ -208,7 +208,9 @@ def read_written(program: pir.Program, targets: Sequence[pir.Value]) -> tuple[pi
         variable = op.operand_source(1) if str(op.name()) == _ASSIGN else None
         if writes:
             for operand in op.operands():
-                operand.set_source(newest(operand.source()))
+                source = operand.source()
+                if not (read := newest(source)).is_same(source):
+                    operand.set_source(read)
         if variable is not None:
             op.result(0).set_type(variable.type())  # Paddle declares the op's result as that of the AUC, as int64
             writes.append((variable, op.result(0)))

@@ -26,8 +26,8 @@ from fleet_sparse.core.jit import INT32_IN, INT64, INT64_IN, INT64S, inlined, ke
 _TYPES = (INT32_IN, INT64_IN, INT64, INT64, INT64S, INT64S)
 _FREQUENCIES = 4096
 CANDIDATES, ROUND, COUNTERS_PER_ROW, MOST = 8, 20, 4, 255
-"""Of `run_aged_lfu`: rows of which one makes room, capacities of reads until counters are halved, counters of misses a
-row, and the largest count."""
+"""`run_aged_lfu` chooses among 8 rows which one makes room, halves its counters once in 20 capacities of reads, has 4
+counters of misses a row, and counts to 255."""
 
 
 @inlined
