@@ -219,13 +219,17 @@ def _start(
         threading.Thread(target=_warn, args=(chosen, stopped), name="warn", daemon=True).start()
         stack.callback(stopped.set)
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        _log.info("%s: stopping", signal.Signals(number).name)
+    def stop(name: str) -> None:
+        _log.info("%s: stopping", name)
         data_plane.stop()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        # Not at once: a record written inside the write of another one raises, and the signal would be lost.
+        data_plane.post(partial(stop, signal.Signals(number).name))
 
     signal.set_wakeup_fd(data_plane.wake_fd, warn_on_full_buffer=False)
     stack.callback(signal.set_wakeup_fd, -1)
-    _handle_stops(stop)
+    _handle_stops(on_signal)
     bound = Address(chosen.control.host, control_plane.port)
     if options.endpoint_file is not None:
         _write_endpoint(options.endpoint_file, bound)
@@ -588,8 +592,7 @@ def _handle_stops(handler: Callable[[int, FrameType | None], None]) -> None:
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
-    _log.info("%s before the pserver was ready: stopping", signal.Signals(number).name)
-    sys.exit(0)
+    sys.exit(0)  # without a record: it may come inside the write of another one, where one raises
 
 
 def _warn(chosen: Endpoints, stopped: threading.Event) -> None:

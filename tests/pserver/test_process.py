@@ -278,6 +278,25 @@ def test_signal_before_it_is_ready_ends_it_with_0(start: Start) -> None:
 
 
 WAITING = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nRULES = []\n"
+SIGNAL_IN_A_RECORD = """
+import io, os, signal, sys
+
+RULES = []
+
+class Stream(io.RawIOBase):
+    is_signaled = False
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        if b"{record}" in bytes(data) and not self.is_signaled:
+            self.is_signaled = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return os.write(2, data)
+
+sys.stderr = io.TextIOWrapper(io.BufferedWriter(Stream()), line_buffering=True)
+"""
 FAILING = "from fleet_sparse.pserver import command_line\ncommand_line.serve = None\n"
 
 
@@ -286,6 +305,13 @@ def with_module(start: Start, directory: Path, text: str) -> Pserver:
     (directory / "given_rules.py").write_text(text)
     path = os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])
     return start(FLEET_SPARSE_RULES="given_rules", PYTHONPATH=path)
+
+
+@pytest.mark.parametrize("record", ["shard 0 of 1 starts", "shard 0 is ready"])
+def test_signal_in_the_write_of_a_record_ends_it_with_0(start: Start, tmp_path: Path, record: str) -> None:
+    pserver = with_module(start, tmp_path, SIGNAL_IN_A_RECORD.format(record=record))
+    assert pserver.wait(END_S) == 0
+    assert "Logging error" not in pserver.log.read_text()
 
 
 def test_threads_of_libraries_do_not_hold_up_its_end(start: Start, tmp_path: Path) -> None:
