@@ -953,7 +953,7 @@ def cluster_of(num_shards: int) -> Iterator[InProcessCluster]:
 )
 def _silent(_: Path) -> None:
     with cluster_of(2) as cluster:
-        client = cluster.client(replace(QUICK, deadline_s=0.2, retry_s=0.15))
+        client = cluster.client(replace(QUICK, deadline_s=1.0, retry_s=0.4))
         cluster.channel.loses_request = lambda shard: shard == 1
         pulled(cluster, client, cluster.table, range(50))
 
