@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -248,6 +248,16 @@ class EmbeddedClient(TableClient):
         """As `TableClient`."""
         self._check_open()
         self._await_pushes(timeout_s)
+
+    def track_pushes(self) -> Callable[[], bool]:
+        """As `TableClient`."""
+        seqs = list(self._last_seqs)
+
+        def are_done() -> bool:
+            with self._lock:  # where a push is counted with its outcome
+                return self._has_ended or self._are_applied(seqs)
+
+        return are_done
 
     def close(self) -> None:
         """As `TableClient`."""

@@ -68,17 +68,19 @@ def scatter_copies(
             copy(copies, np.uint64(slots[i]) * w, fresh, i * w, w)
 
 
-@kernel(FLOAT32S, FLOAT32S, INT64_IN, FLOAT32_IN, INT64)
+@kernel(FLOAT32S, FLOAT32S, INT64_IN, FLOAT32_IN, INT64, UINT32S)
 def refresh_copies(
     copies: NDArray[np.float32],
     bases: NDArray[np.float32],
     slots: NDArray[np.int64],
     fresh: NDArray[np.float32],
     width: int,
+    counts: NDArray[np.uint32],
 ) -> None:
     """Makes fresh values `(n * width,)` the bases, and adds to the copies what they differed from the bases before.
 
-    Fresh values whose slot is -1 are passed over.
+    Fresh values whose slot is -1 are passed over. A copy that is infinite or NaN and holds no update becomes the fresh
+    row: its difference from its base would be NaN for ever.
     """
     w, n = np.uint64(width), np.uint64(slots.shape[0])
     for i in range(n):
@@ -89,9 +91,10 @@ def refresh_copies(
         if slots[i] < 0:
             continue
         at = np.uint64(slots[i]) * w
+        is_held = counts[_COUNTS * np.uint64(slots[i]) + _HELD] > 0
         for j in range(w):
-            value = fresh[i * w + j]
-            copies[at + j] = value + (copies[at + j] - bases[at + j])
+            value, own = fresh[i * w + j], copies[at + j] - bases[at + j]
+            copies[at + j] = value + own if is_held or abs(own) < np.inf else value
             bases[at + j] = value
 
 

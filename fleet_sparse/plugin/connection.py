@@ -332,15 +332,17 @@ class JobConnection:
             FleetSparseError: It was not: this worker holds it again.
         """
         caches = self._caches
-        if caches is None or not caches.num_held or (self._mode is not None and self._mode.is_step_synchronized):
+        if caches is None or (self._mode is not None and self._mode.is_step_synchronized):
             return 0.0
-        self.client.reach(self._settings.failover_s)  # what was sent before
-        begun_s, num_failed = time.monotonic(), self.client.num_failed_pushes
-        self.training.end_pass()
-        self.client.reach(self._settings.failover_s)
+        num_failed = self.client.num_failed_pushes
+        self.client.reach(self._settings.failover_s)  # what was sent before, as by the end of a pass, may be on its way
+        begun_s, is_holding = time.monotonic(), caches.num_held > 0
+        if is_holding:
+            self.training.end_pass()
+            self.client.reach(self._settings.failover_s)
         if self.client.num_failed_pushes != num_failed:
             raise FleetSparseError("a pserver refused a push of what row caches hold; the next run has its error")
-        return time.monotonic() - begun_s
+        return time.monotonic() - begun_s if is_holding else 0.0
 
     def _since_beginning(self, progress: Progress) -> Progress:
         return self.resumed.plus(progress)

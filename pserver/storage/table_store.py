@@ -314,8 +314,7 @@ class TableStore:
         """Frees the clocks of the rows, if there are some."""
         if self._clocks is not None:
             self._memories.remove(self._clocks.memory)
-            self._clocks.close()
-            self._clocks = self._bound = None
+            self._clocks = self._bound = None  # not closed: a populator may be touching them, and frees them then
             self._on_moved()
 
     @property

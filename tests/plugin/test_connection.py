@@ -175,6 +175,18 @@ def test_worker_interrupted_at_a_barrier_leaves_steps_once(
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
+def test_what_is_on_its_way_is_waited_for_before_a_report(
+    connection: JobConnection, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    client: Any = SimpleNamespace(num_failed_pushes=3)
+    client.reach = lambda _: setattr(client, "num_failed_pushes", 3 + is_refused)
+    for name, value in (("client", client), ("_caches", SimpleNamespace(num_held=0))):
+        monkeypatch.setattr(connection, name, value)
+    with pytest.raises(FleetSparseError) if is_refused else nullcontext():
+        assert connection._send_held() == 0.0
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
 def test_what_a_pserver_refused_does_not_count_as_sent(
     connection: JobConnection, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:

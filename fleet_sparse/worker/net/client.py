@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -213,6 +213,12 @@ class Client(TableClient):
         call = Call(self._requests(Op.PULL, to_all=True).build(self.max_frame_bytes))
         self._io.start(call)
         self._io.wait(call, timeout_s)
+
+    def track_pushes(self) -> Callable[[], bool]:
+        """As `TableClient`."""
+        call = Call([], wants_answers=False, is_flush=True)
+        self._io.start(call)
+        return lambda: not call.num_missing
 
     def observe_incarnation(self, shard: int, incarnation: int) -> None:
         """Processes the incarnation of a pserver in a heartbeat: another one than before fails the shard."""

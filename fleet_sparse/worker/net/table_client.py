@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -447,6 +447,13 @@ class TableClient(ABC):
         Raises:
             ShardUnavailable: A shard did not answer, or was given up before.
             FleetSparseError: It took longer than `timeout_s`.
+        """
+
+    @abstractmethod
+    def track_pushes(self) -> Callable[[], bool]:
+        """Returns a function that tells, at once, whether every push so far was applied, refused or lost.
+
+        Once it returns True, `num_failed_pushes` has those that were not applied.
         """
 
     @abstractmethod

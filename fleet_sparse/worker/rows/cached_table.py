@@ -6,7 +6,7 @@ the gradients, and `sent` once the push is accepted.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -73,6 +73,14 @@ class _OpenPlan(NamedTuple):
     """Ids whose gradients went past the cache since: the rows that were read for the plan lack them."""
 
 
+class _SentLeft(NamedTuple):
+    """Rows that left the cache of the only worker, in a push whose fate is not known yet."""
+
+    changes: list[Changes]
+    trained_ids: Ids
+    """Ids of the batch of the push: the pserver's rows are newer than those that left before."""
+
+
 class CachedTable:
     """The cache of one table. One thread at a time uses it.
 
@@ -115,6 +123,8 @@ class CachedTable:
         self._held, self._states_held, self._num_made = by_count[HELD], by_count[STATES_HELD], by_count[MADE]
         self._idle: NDArray[np.int64] = NOWHERE
         self._left: list[Changes] = []
+        self._sent_left: deque[_SentLeft] = deque()  # by push, from the first one that had rows that left
+        self._trained_ids: Ids = NOWHERE  # of the push that comes next
         self._index_version = self._num_plans = 0
         self._open: OrderedDict[int, _OpenPlan] = OrderedDict()  # those with rows that enter, by ordinal
         self._step = 0
@@ -316,6 +326,7 @@ class CachedTable:
             optimizer_step: The rule's t.
         """
         slots, outside, left_before = plan.slots, plan.plain, tuple(self._left)
+        self._trained_ids = plan.ids
         if not self._may_enter(plan):
             slots = self._index.find(plan.ids)
             outside = np.flatnonzero(slots < 0)
@@ -346,6 +357,7 @@ class CachedTable:
     def flush(self, max_rows: int | None = None) -> Outgoing:
         """Returns what is held, of at most `max_rows` copies, with all states; to be sent and passed to `sent`."""
         slots = self._holding(np.arange(self.num_rows))[:max_rows]
+        self._trained_ids = NOWHERE
         return Outgoing(NOWHERE, self._changes_of(slots, has_states=True), NOWHERE)
 
     def sent(self, outgoing: Outgoing) -> None:
@@ -359,13 +371,26 @@ class CachedTable:
             self._settle(changes.slots, changes.amounts, has_states=has_states)
         if len(outgoing.single_updates):
             self._settle(outgoing.single_updates, self._amounts_of_gradients(outgoing.single_updates), has_states=True)
+        if self._is_single_worker and (self._left or self._sent_left):
+            self._sent_left.append(_SentLeft(list(self._left), self._trained_ids.copy()))
         self._left.clear()
+
+    @property
+    def num_unacked(self) -> int:
+        """Number of accepted pushes, since one with rows that left, which the only worker may have to repeat."""
+        return len(self._sent_left)
+
+    def note_acked(self, num_pushes: int) -> None:
+        """Takes note that the oldest `num_pushes` of `num_unacked` were applied."""
+        for _ in range(num_pushes):
+            self._sent_left.popleft()
 
     def forget_versions(self) -> None:
         """Takes note that versions tell nothing any more: an accepted push has failed, or clocks began anew.
 
         The next use of each copy asks, and the row follows; rows that were looked up before do not enter. The only
-        worker of a job asks about no copy: it will write all of them back, or drops them if it holds nothing back.
+        worker of a job asks about no copy: it will write all of them back, and what left in pushes whose fate was not
+        known; or it drops them if it holds nothing back.
         """
         used = np.arange(self.num_rows)
         if not self._is_single_worker:
@@ -374,6 +399,7 @@ class CachedTable:
             self._held[used], self._states_held[used] = (
                 np.maximum(held[used], 1) for held in (self._held, self._states_held)
             )
+            self._left[:0] = self._left_again()
         else:
             self.forget()
 
@@ -391,6 +417,7 @@ class CachedTable:
         self._index.clear()
         self._held[:] = self._states_held[:] = 0
         self._left.clear()
+        self._sent_left.clear()
         self._idle = NOWHERE
         self._index_version += 1
         self._open.clear()
@@ -405,6 +432,20 @@ class CachedTable:
             out[places] = self._copies(slots[places])
         else:
             out[places] += self._row_changes(slots[places])
+
+    def _left_again(self) -> list[Changes]:
+        """Returns the rows that left in pushes whose fate is not known, in their order, and forgets these pushes.
+
+        Those that were trained since, or have a copy again, are left out: they were read after their push was applied.
+        """
+        left, trained_since = [], NOWHERE
+        for sent in reversed(self._sent_left):
+            for changes in reversed(sent.changes):
+                is_newest = (self._index.find(changes.ids) < 0) & ~np.isin(changes.ids, trained_since)
+                left.append(Changes._make(column[is_newest] for column in changes))  # the push still refers to its own
+            trained_since = np.union1d(trained_since, sent.trained_ids)
+        self._sent_left.clear()
+        return [changes for changes in reversed(left) if len(changes.ids)]
 
     def _ask_anew(self, slots: NDArray[np.int64]) -> None:
         """Ends the leases of copies, whose versions tell nothing any more; rows that were looked up do not enter."""
@@ -459,7 +500,7 @@ class CachedTable:
     def _refresh(self, slots: NDArray[np.int64], rows: Floats, state_slots: NDArray[np.int64], states: Floats) -> None:
         """Overwrites copies and their states with those that the pservers sent; a slot of -1 has no copy."""
         if self._has_bases:
-            refresh_copies(self._rows, self._bases, slots, rows.reshape(-1), self._dim)
+            refresh_copies(self._rows, self._bases, slots, rows.reshape(-1), self._dim, self._counts)
         else:
             scatter_copies(self._rows, slots, rows.reshape(-1), self._dim)
         if self._has_base_states:

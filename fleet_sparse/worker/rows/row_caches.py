@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -104,6 +104,15 @@ class _Ahead(NamedTuple):
             self.pulled_early.call.abandon()
 
 
+class _SentPushes(NamedTuple):
+    """Pushes that had rows that left the caches of the only worker."""
+
+    are_done: Callable[[], bool]
+    """Tells whether they were applied, refused or lost."""
+    num_pushes: list[tuple[CachedTable, int]]
+    """How many of `num_unacked` of each table they are."""
+
+
 class _Arrivals(NamedTuple):
     """Lookups that were made ahead, and the answers to their asks."""
 
@@ -159,6 +168,7 @@ class RowCaches:
         self._ahead: _Ahead | None = None
         self._prepared: Sequence[RowBatch] = ()  # gradients of a step, until it is committed
         self._has_two_phases = False  # once a step was prepared: such steps ask for nothing ahead
+        self._sent_pushes: _SentPushes | None = None
         self._noted = 0, 0  # failed pushes and rejoins of the client that the caches know of
         self._num_changes = 0  # of copies or what they hold, apart from those of a pull: a plan before it is void
         self._epochs: dict[tuple[int, int], int] = {}  # clock epochs by table and shard, of the last answers
@@ -352,6 +362,7 @@ class RowCaches:
             call.wait_accepted()
             for table, outgoing in sent:
                 table.sent(outgoing)
+            self._note_acked()
         return call
 
     @property
@@ -384,6 +395,7 @@ class RowCaches:
             self._drop_ahead()
             self._drop_pulled_early()
             self._epochs.clear()
+            self._sent_pushes = None
             for exchange in (self._tables or {}).values():
                 exchange.forget()
 
@@ -430,8 +442,22 @@ class RowCaches:
             yield pushes, changes, trained
             for table, outgoing in trained:
                 table.sent(outgoing)
+            self._note_acked()
 
     # With the lock held
+
+    def _note_acked(self) -> None:
+        """Takes note of applied pushes that had rows that left, and tracks those that are on their way."""
+        if self._sent_pushes is not None and self._sent_pushes.are_done() and not self._has_failures():
+            for table, num_pushes in self._sent_pushes.num_pushes:
+                table.note_acked(num_pushes)
+            self._sent_pushes = None
+        if self._sent_pushes is None:
+            tables = [exchange.table for exchange in (self._tables or {}).values() if exchange.table.num_unacked]
+            if tables:
+                with suppress(FleetSparseError):  # the next call raises why none works any more
+                    are_done = self._client.track_pushes()
+                    self._sent_pushes = _SentPushes(are_done, [(table, table.num_unacked) for table in tables])
 
     def _arrived(self, early: EarlyRows | None) -> _Arrivals | None:
         """Returns the lookups that were made ahead for this step, and their answers; None if there are none."""
@@ -485,6 +511,8 @@ class RowCaches:
                 extra = self._waited(call.wait)
             if self._num_changes != num_changes or self._client.num_rejoins != self._noted[1]:
                 return False
+            if self._sent_pushes is not None and self._has_failures():
+                return False  # a row of these may be one whose updates were refused
         # All answers are read before the first copy changes: one that is malformed changes none.
         of_late = [exchange.answer(left, extra) for exchange, left in late]
         ahead_answers = [] if ahead is None else ahead.lookups.answers(ahead.extra)
@@ -616,6 +644,7 @@ class RowCaches:
         self._epochs.clear()
         for exchange in (self._tables or {}).values():
             if self._noted[0] != num_failed:
+                self._sent_pushes = None
                 exchange.table.forget_versions()
             else:  # every push is there, but nothing may be known about the rows that a pserver removed
                 exchange.table.note_removals()

@@ -371,6 +371,51 @@ def test_the_only_worker_writes_back_again_what_a_lost_push_had() -> None:
     assert job.rows[ids, 0].tolist() == [3, 3]
 
 
+def test_the_only_worker_repeats_rows_that_left_in_a_lost_push() -> None:
+    job = CachedJob(CacheJob(RowBound(lag=5), 1, 0, admission=ALL), 1, 1, NUM_IDS)
+    table, grads = job.tables[0], np.full((1, 1), -1, np.float32)
+    for step in range(1, 4):
+        job.update(0, job.read(0, np.array([1]), step), grads)
+    begun = job.read(0, np.array([2]), 4)
+    table.sent(table.apply(begun.plan, begun.arrived, grads, 1.0, 4))  # 1 leaves, and the pserver never gets it
+    table.forget_versions()
+    assert table.num_held == 2
+    assert job.read(0, np.array([1]), 5).rows.tolist() == [[3]]
+    job.flush(0)
+    assert job.rows[[1, 2], 0].tolist() == [3, 1]
+    assert table.num_held == 0
+
+
+@pytest.mark.parametrize("acked", [0, 1])
+def test_rows_that_left_in_pushes_that_arrived_are_not_put_back(acked: int) -> None:
+    rng = np.random.default_rng(5)
+    job = CachedJob(CacheJob(RowBound(lag=5), 1, 0, admission=ALL), 4, 1, NUM_IDS)
+    table, made = job.tables[0], np.zeros(NUM_IDS, np.float32)
+    for step in range(1, 300):
+        ids = rng.choice(NUM_IDS, 6, replace=False)  # more than have a copy
+        begun = job.read(0, ids, step)
+        assert begun.rows[:, 0].tolist() == made[ids].tolist()
+        job.update(0, begun, np.full((6, 1), -1, np.float32))
+        made[ids] += 1
+        table.note_acked(acked * table.num_unacked)
+        if step % 7 == 0:
+            table.forget_versions()
+    job.flush(0)
+    assert job.rows[:, 0].tolist() == made.tolist()
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_a_copy_that_was_not_finite_follows_the_row(value: float) -> None:
+    job = CachedJob(CacheJob(RowBound(lag=10), 2, None, admission=ALL), 4, 2, NUM_IDS)
+    table, ids = job.tables[0], np.array([3])
+    for step in range(1, 3):
+        job.update(0, job.read(0, ids, step), np.array([[-value if step == 2 else -1.0, 0.0]], np.float32))
+    table.sent(table.flush())  # the pserver refuses it
+    table.forget_versions()
+    assert job.read(0, ids, 3).rows.tolist() == job.rows[ids].tolist()
+    assert np.isfinite(job.rows[ids]).all()
+
+
 def test_the_only_worker_asks_about_no_copy_in_any_step() -> None:
     job = CachedJob(CacheJob(RowBound(lag=5), 1, 0, admission=ALL), 20, 1, NUM_IDS)
     ids = np.arange(10)

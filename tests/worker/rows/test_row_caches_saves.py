@@ -113,6 +113,49 @@ def test_the_only_worker_sends_again_what_a_full_disk_refused(
         np.testing.assert_array_equal(plain.evaluate(job.spec), job.num_made)
 
 
+@pytest.mark.guarantee("H3")
+@pytest.mark.parametrize("is_embedded", [False, True])
+@pytest.mark.parametrize("num_between", [0, 3])
+def test_the_only_worker_repeats_rows_that_left_in_a_refused_push(
+    is_embedded: bool, num_between: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster_of(1, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 1, 3, max_rows=2)
+        worker = job.workers[0]
+        first, second = np.array([1, 2]), np.array([3, 4])
+        for ids in (first, first, first, *(num_between * (second, first))):
+            job.update(0, worker.read(job.spec, ids))
+        batch = worker.read(job.spec, second)
+
+        def refuse_once(*_: Any, **__: Any) -> None:
+            monkeypatch.undo()
+            raise Refusal(ErrorCode.LOG_FULL, "full")
+
+        monkeypatch.setattr(cluster.shards[0], "commit", refuse_once)
+        with pytest.raises(LogFull):
+            job.update(0, batch)  # the first two leave
+        job.updates.note(0, batch.unique.ids)  # what their copies hold
+        for ids in (first, second, first):
+            batch = worker.read(job.spec, ids)
+            np.testing.assert_array_equal(batch.values, job.num_made[batch.unique.ids])
+            job.update(0, batch)
+        worker.training.drain()
+        np.testing.assert_array_equal(worker.evaluate(job.spec), job.num_made)
+        assert worker.caches is not None
+        assert worker.caches.num_held == 0
+
+
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_rows_that_left_are_forgotten_once_they_are_applied(is_embedded: bool) -> None:
+    with cluster_of(2, is_embedded=is_embedded) as cluster:
+        job = CountingJob(cluster, "async", LOOSE, 1, 3, max_rows=2)
+        for _ in range(50):
+            job.step()
+        assert job.workers[0].caches is not None
+        (exchange,) = (job.workers[0].caches._tables or {}).values()
+        assert 1 <= exchange.table.num_unacked <= 2  # the newest pushes
+
+
 @pytest.mark.guarantee("H8")
 @pytest.mark.parametrize("is_embedded", [False, True])
 def test_a_save_leaves_the_error_of_a_push_made_ahead(is_embedded: bool) -> None:
