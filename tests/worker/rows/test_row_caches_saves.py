@@ -116,7 +116,7 @@ def test_the_only_worker_sends_again_what_a_full_disk_refused(
 @pytest.mark.guarantee("H3")
 @pytest.mark.parametrize("is_embedded", [False, True])
 @pytest.mark.parametrize("num_between", [0, 3])
-def test_the_only_worker_repeats_rows_that_left_in_a_refused_push(
+def test_the_only_worker_repeats_rows_of_a_refused_push(
     is_embedded: bool, num_between: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cluster_of(1, is_embedded=is_embedded) as cluster:
