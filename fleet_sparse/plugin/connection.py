@@ -325,17 +325,19 @@ class JobConnection:
     def _send_held(self) -> float:
         """Sends what the caches of this worker hold, in an async job that it is alone in.
 
+        What was sent before, as by the end of a pass, is applied then, too.
+
         Returns:
-            Seconds until it was applied.
+            Seconds until it was applied; 0 if nothing was held.
 
         Raises:
-            FleetSparseError: It was not: this worker holds it again.
+            FleetSparseError: Something was not applied: this worker holds it again.
         """
         caches = self._caches
         if caches is None or (self._mode is not None and self._mode.is_step_synchronized):
             return 0.0
         num_failed = self.client.num_failed_pushes
-        self.client.reach(self._settings.failover_s)  # what was sent before, as by the end of a pass, may be on its way
+        self.client.reach(self._settings.failover_s)
         begun_s, is_holding = time.monotonic(), caches.num_held > 0
         if is_holding:
             self.training.end_pass()

@@ -314,7 +314,7 @@ class TableStore:
         """Frees the clocks of the rows, if there are some."""
         if self._clocks is not None:
             self._memories.remove(self._clocks.memory)
-            self._clocks = self._bound = None  # not closed: a populator may be touching them, and frees them then
+            self._clocks = self._bound = None  # the last reference frees them: a populator may be touching them
             self._on_moved()
 
     @property

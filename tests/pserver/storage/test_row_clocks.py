@@ -19,6 +19,7 @@ from fleet_sparse.core.rules.rule import least_addends
 from fleet_sparse.core.table_spec import TableSpec
 from fleet_sparse.core.table_words import NUM_WORDS
 from fleet_sparse.pserver.storage.table_store import TableStore
+from fleet_sparse.pserver.storage.virtual_memory import POPULATE_FROM
 from support.clocks import clocks_of
 from support.cow_views import all_rows
 
@@ -183,3 +184,12 @@ def test_states_that_cannot_be_merged_are_refused() -> None:
         )
     assert opened.num_rows == 0
     opened.close()
+
+
+def test_dropped_clocks_are_mapped_while_they_are_populated(store: TableStore) -> None:
+    store.make_clocks(LAG)
+    memory = store._memories[-1]
+    memory.in_use = POPULATE_FROM
+    store.drop_clocks()
+    assert memory not in store._memories
+    assert memory.populate_next()  # as by a thread that has begun with it
